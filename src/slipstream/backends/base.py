@@ -1,0 +1,89 @@
+"""What a backend is: it owns the weights and KV caches of one model on one device and runs passes over them.
+
+It knows nothing about text, requests, drafters or stops. The engine drives it:
+
+    cache = backend.new_cache(capacity)
+    backend.prefill(cache, prompt[:-1])             # keys and values only
+    logits = backend.verify(cache, [anchor, *drafts])   # (rows, vocab); the rows are now in the cache
+    cache.rewind(committed)                         # drop the rejected ones
+
+The anchor, the newest token of the text, is never in the cache between rounds: every round feeds it first.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.models.spec import ModelSpec
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int32]
+
+MAX_DRAFTS = 15
+"""The most drafts one round may verify; every backend takes 1 + MAX_DRAFTS rows."""
+
+
+class KVCache(Protocol):
+    """Keys and values of one stream. `length` positions are valid; `capacity` fit."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    def can_rewind(self, length: int) -> bool:
+        """Whether positions from `length` on can be dropped exactly (a sliding-window ring forgets old positions)."""
+        ...
+
+    def rewind(self, length: int) -> None:
+        """Keep the first `length` positions. Raises ValueError where `can_rewind` is false or length grows."""
+        ...
+
+    def close(self) -> None:
+        """Free the memory; the cache is unusable afterwards. Closing twice is allowed."""
+        ...
+
+
+class Backend(Protocol):
+    """Runs one model on one device.
+
+    row_invariant: whether a row's logits have the same bits in any company and any prefill chunking. True of every
+    native backend, and tested; false of the reference, which stands on library matrix products.
+    """
+
+    name: str
+    spec: ModelSpec
+    row_invariant: bool
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """An empty cache for up to `capacity` positions."""
+        ...
+
+    def prefill(self, cache: KVCache, tokens: IntArray) -> None:
+        """Append `tokens` (n,) to the cache without computing logits. Any n that fits; the backend may chunk it."""
+        ...
+
+    def verify(self, cache: KVCache, tokens: IntArray) -> FloatArray:
+        """Append `tokens` (rows,) and return their next-token logits (rows, vocab), valid until the next call.
+
+        1 <= rows <= 1 + MAX_DRAFTS. Row i sees the cache and rows 0..i.
+        """
+        ...
+
+    def memory_bytes(self) -> int:
+        """Bytes of weights that one pass reads."""
+        ...
+
+
+@runtime_checkable
+class NativeSampler(Protocol):
+    """A backend that also samples, by the rule of `engine.sampling`, faster than numpy and token for token equal."""
+
+    def sample(self, logits: FloatArray, temperature: float, top_k: int, top_p: float, min_p: float, seed: int,
+               position: int) -> int:
+        """The token of one row (vocab,), penalties and bias already applied."""
+        ...
