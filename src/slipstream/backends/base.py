@@ -12,7 +12,8 @@ The anchor, the newest token of the text, is never in the cache between rounds: 
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -81,9 +82,31 @@ class Backend(Protocol):
 
 @runtime_checkable
 class NativeSampler(Protocol):
-    """A backend that also samples, by the rule of `engine.sampling`, faster than numpy and token for token equal."""
+    """A backend that also samples, by the rule of `engine.sampling`, faster than numpy."""
 
     def sample(self, logits: FloatArray, temperature: float, top_k: int, top_p: float, min_p: float, seed: int,
                position: int) -> int:
         """The token of one row (vocab,), penalties and bias already applied."""
+        ...
+
+
+class Round(NamedTuple):
+    """What one round committed: `accepted` drafts and the target's own next token, cut at a stop token or limit."""
+
+    tokens: list[int]
+    drafted: int
+    accepted: int
+
+
+@runtime_checkable
+class DeviceRounds(Protocol):
+    """A backend whose rounds run without the host: it drafts, verifies, samples, accepts and stops on the device."""
+
+    def rounds(self, cache: KVCache, tokens: IntArray, *, temperature: float, top_k: int, top_p: float, min_p: float,
+               seed: int, drafts: int, limit: int, stop_token_ids: tuple[int, ...]) -> Iterator[Round]:
+        """Decode on from `tokens`, the whole text so far, its last token the anchor and the rest in the cache.
+
+        Ends after `limit` tokens or the first stop token, which is yielded too. Closing the iterator cancels within
+        two rounds; the cache then holds exactly the yielded tokens but the last. drafts: 0 is no speculation.
+        """
         ...
