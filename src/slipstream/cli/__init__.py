@@ -1,0 +1,55 @@
+"""The `slipstream` command: one file per command, each calls one function of the package below it.
+
+Exit codes: 0 done, 1 a check failed, 2 bad input (one line on standard error says what and what to do), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from slipstream.cli.lazy import LazyGroup
+from slipstream.errors import SlipstreamError
+
+COMMANDS = {
+    "run": ("slipstream.cli.run", "Answer one prompt."),
+    "chat": ("slipstream.cli.chat", "Chat in the terminal; the KV cache stays between turns."),
+    "models": ("slipstream.cli.models", "List the models that load by name, and where their weights are."),
+    "bench": ("slipstream.cli.bench", "Measure this machine against its memory floor."),
+    "verify": ("slipstream.cli.verify", "Prove that speculative decoding changes nothing."),
+    "completion": ("slipstream.cli.completion", "Print the shell completion script."),
+}
+
+
+@click.command(
+    cls=LazyGroup,
+    lazy=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Start with `slipstream chat smollm2`. `slipstream COMMAND --help` shows a command's options and examples.",
+)
+@click.version_option(package_name="slipstream-llm", message="slipstream %(version)s")
+def app() -> None:
+    """Decode one stream of an open-weight language model as fast as memory allows."""
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line `args` (default: the process's own) and exit."""
+    try:
+        # Outside standalone mode click hands errors over and returns the code of an early exit (--help, ctx.exit).
+        code = app.main(args, prog_name="slipstream", standalone_mode=False)
+    except click.Abort:
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = 2
+    except SlipstreamError as error:
+        click.echo(f"slipstream: {error}", err=True)
+        code = 2
+    except BrokenPipeError:  # the reader left, as in `slipstream run ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit complains
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
