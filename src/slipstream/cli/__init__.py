@@ -1,6 +1,6 @@
 """The `slipstream` command: one file per command, each calls one function of the package below it.
 
-Exit codes: 0 done, 1 a check failed, 2 bad input (one line on standard error says what and what to do), 130 interrupted.
+Exit codes: 0 done, 1 a check failed, 2 bad input (one line on standard error: what, and what to do), 130 interrupted.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import click
@@ -22,9 +21,8 @@ def command(as_json: bool) -> None:
 
     models = list_models()
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(model) for model in models], default=str))
+        click.echo(json.dumps([model._asdict() for model in models], default=str))
         return
     for model in models:
-        click.echo(f"{model.name}  {model.description}")
-        click.echo(f"  {model.path or 'not here: ' + model.hint}")
+        click.echo(f"{model.name}  {model.path or 'not on this machine; ' + model.remedy}")
     click.echo("Other models load by path (.gguf, or a directory with config.json) or by hub id.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
+from click.types import StringParamType
 
 if TYPE_CHECKING:
     from slipstream import LLM, SamplingParams
@@ -17,7 +18,7 @@ SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "sto
 ENGINE = ("backend", "drafter", "drafts", "context", "threads")
 
 
-class Model(click.ParamType):
+class Model(StringParamType):
     """A model's name, a .gguf file, a checkpoint directory or a hub id; completes names and paths."""
 
     name = "model"
@@ -29,7 +30,7 @@ class Model(click.ParamType):
         return [*names, CompletionItem(incomplete, type="file")]
 
 
-class OneOf(click.ParamType):
+class OneOf(StringParamType):
     """A name that the shell completes and the engine checks, since the engine knows what can be loaded."""
 
     name = "name"
@@ -52,7 +53,9 @@ def sampling_options(command: F) -> F:
         click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
         click.option("--top-p", type=float, default=1.0, show_default=True, help="Nucleus: the share of probability."),
         click.option("--top-k", type=int, default=0, show_default=True, help="Only the k likeliest tokens; 0 is all."),
-        click.option("--min-p", type=float, default=0.0, show_default=True, help="Drop tokens below this share of the likeliest."),
+        click.option(
+            "--min-p", type=float, default=0.0, show_default=True, help="Drop tokens below this share of the likeliest."
+        ),
         click.option("--seed", type=int, default=None, help="Repeat a sampled answer exactly."),
         click.option("--stop", multiple=True, help="End the answer before this text; may be repeated."),
     )

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 @sampling_options
 @engine_options
 @json_option
-def command(
-    model: str, prompt: str | None, system: str | None, raw: bool, as_json: bool, **options: Any
-) -> None:
+def command(model: str, prompt: str | None, system: str | None, raw: bool, as_json: bool, **options: Any) -> None:
     """Answer one prompt.
 
     MODEL is a name from `slipstream models`, a .gguf file, a directory with config.json and safetensors, or a hub id.

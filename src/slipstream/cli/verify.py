@@ -16,7 +16,7 @@ from slipstream.cli.options import OneOf, json_option, model_argument
 @click.option("--threads", type=int, default=None, help="CPU threads; default one a core.")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, model: str, as_json: bool, **options: Any) -> None:
+def command(ctx: click.Context, /, model: str, as_json: bool, **options: Any) -> None:
     """Prove that speculative decoding changes nothing.
 
     Runs fixed prompts with and without drafters, with other draft lengths, prefill chunks and reused prefixes, and

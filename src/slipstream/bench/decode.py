@@ -1,0 +1,96 @@
+"""Decode speed of one model on this machine, and how far it is from the floor that memory sets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream import LLM, Completion, SamplingParams
+from slipstream.bench.machine import cores, read_bandwidth
+from slipstream.bench.measure import Summary, summarize
+from slipstream.bench.workloads import Prompt, PromptSet, prompts
+
+
+@dataclass(frozen=True)
+class DecodeReport:
+    """One summary over all answers (TTFT, rate) or all rounds (time); times in seconds.
+
+    tokens_per_round: mean acceptance length. weight_bytes: what one pass reads. read_bytes_per_s: what this machine's
+    memory gives to a program that only reads. floor_fraction: the share of a median round that reading takes at least.
+    The floor is None where this machine's memory is not what the backend reads.
+    """
+
+    model: str
+    backend: str
+    prompt_set: str
+    drafter: str
+    answers: int
+    tokens: int
+    ttft_s: Summary
+    tokens_per_s: Summary
+    round_s: Summary
+    tokens_per_round: float
+    weight_bytes: int
+    read_bytes_per_s: float | None
+    floor_fraction: float | None
+
+
+def measure_decode(
+    model: str,
+    prompt_set: PromptSet = "chat",
+    *,
+    repeats: int = 3,
+    max_tokens: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+    **engine: Any,
+) -> DecodeReport:
+    """Answer every prompt of the set `repeats` times, greedily. `engine` goes to `LLM`.
+
+    Raises SlipstreamError where the model cannot be loaded or the set does not exist.
+    """
+    chosen = prompts(prompt_set)
+    llm = LLM(model, **engine)
+    _answer(llm, chosen[0], max_tokens=8)  # touches every weight once, so that no answer pays for page faults
+    completions: list[Completion] = []
+    rounds: list[float] = []
+    for _ in range(repeats):
+        for prompt in chosen:
+            completion, gaps = _answer(llm, prompt, max_tokens or prompt.max_tokens)
+            completions.append(completion)
+            rounds += gaps
+            progress(f"{prompt.id}: {completion.timing.tokens_per_s:.0f} tok/s")
+
+    round_s = summarize(rounds)
+    weight_bytes = llm.backend.memory_bytes()
+    rate = read_bandwidth(engine.get("threads") or cores()) if llm.backend.name in ("cpu", "reference") else None
+    done = [completion.speculation for completion in completions]
+    return DecodeReport(
+        model=model,
+        backend=llm.backend.name,
+        prompt_set=prompt_set,
+        drafter=done[0].drafter,
+        answers=len(completions),
+        tokens=sum(completion.completion_tokens for completion in completions),
+        ttft_s=summarize([completion.timing.ttft_s for completion in completions]),
+        tokens_per_s=summarize([completion.timing.tokens_per_s for completion in completions]),
+        round_s=round_s,
+        tokens_per_round=sum(s.rounds + s.accepted for s in done) / sum(s.rounds for s in done),
+        weight_bytes=weight_bytes,
+        read_bytes_per_s=rate,
+        floor_fraction=weight_bytes / rate / round_s.median if rate else None,
+    )
+
+
+def _answer(llm: LLM, prompt: Prompt, max_tokens: int) -> tuple[Completion, list[float]]:
+    """The whole answer, and the seconds of every round but the first, whose wait is prefill."""
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    gaps, last, completion = [], 0.0, None
+    for chunk in llm.stream_chat(list(prompt.messages), params):
+        now = time.perf_counter()
+        if last:
+            gaps.append(now - last)
+        last, completion = now, chunk.completion
+    assert completion is not None  # the last chunk carries it
+    return completion, gaps
