@@ -1,0 +1,208 @@
+"""The native CPU backend: packed weights, KV caches and passes live in C++; one call from here runs a whole pass.
+
+It knows nothing about text, drafters or requests. Row-invariant by construction: see csrc/kernels.h.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+from collections.abc import Mapping
+
+import numpy as np
+
+from slipstream.backends.base import MAX_DRAFTS, FloatArray, IntArray
+from slipstream.backends.cpu.library import FORMATS, LayerShape, instruction_sets, library
+from slipstream.errors import BackendError
+from slipstream.models.spec import Layer, ModelSpec, WeightTensor
+
+PREFILL_CALL = 256
+"""Tokens a native prefill call: between calls Python can be interrupted. Any number gives the same bits."""
+
+_MAX_HEAD_DIM = 256  # csrc/model.h
+
+
+def default_threads() -> int:
+    """One thread a core that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def unsupported(spec: ModelSpec, tensors: Mapping[str, WeightTensor]) -> str | None:
+    """Why the native kernels cannot run this model, or None. They work on whole vectors of 16 and blocks of 32."""
+    for i, layer in enumerate(spec.layers):
+        a = layer.attention
+        if a.head_dim % 16 or a.head_dim > _MAX_HEAD_DIM:
+            return f"layer {i} has heads of {a.head_dim}; native heads are multiples of 16 up to {_MAX_HEAD_DIM}"
+        for what, n in (("hidden size", spec.hidden), ("attention width", a.heads * a.head_dim), ("inner size", layer.feed_forward.inner)):
+            if n % 32:
+                return f"layer {i} has {what} {n}, not a multiple of 32"
+    for name, tensor in tensors.items():
+        if tensor.format not in FORMATS:
+            return f"tensor {name} is {tensor.format}; native formats are {', '.join(FORMATS)}"
+    return None
+
+
+class CpuCache:
+    """Keys and values of one stream, half precision; pages are committed as the text grows."""
+
+    def __init__(self, backend: CpuBackend, capacity: int) -> None:
+        self._backend = backend  # keeps the model alive as long as its caches
+        self.capacity = capacity
+        self.handle = library().slip_cache_new(backend.handle, capacity)
+        if not self.handle:
+            raise BackendError(f"no memory for a KV cache of {capacity} tokens: ask for a smaller context")
+
+    @property
+    def length(self) -> int:
+        return int(library().slip_cache_length(self._open()))
+
+    def can_rewind(self, length: int) -> bool:
+        return bool(library().slip_cache_can_rewind(self._open(), length))
+
+    def rewind(self, length: int) -> None:
+        if not self.can_rewind(length):
+            raise ValueError(f"cannot rewind a cache of {self.length} positions to {length}")
+        library().slip_cache_rewind(self.handle, length)
+
+    def close(self) -> None:
+        if self.handle:
+            library().slip_cache_free(self.handle)
+            self.handle = None
+
+    def _open(self) -> int:
+        if not self.handle:
+            raise ValueError("the KV cache is closed")
+        return int(self.handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self.close()
+
+
+class CpuBackend:
+    """Runs a dense model with the best instruction set of this machine.
+
+    threads: None is one a core this process may use. isa: None is the best of `instruction_sets()`.
+    Raises BackendError where the library is missing, the shapes do not fit it, or memory runs out.
+    """
+
+    name = "cpu"
+    row_invariant = True
+
+    def __init__(
+        self, spec: ModelSpec, tensors: Mapping[str, WeightTensor], threads: int | None = None, isa: str | None = None
+    ) -> None:
+        self.handle = None
+        reason = unsupported(spec, tensors)
+        if reason:
+            raise BackendError(f"the native CPU backend cannot run this model: {reason}; use --backend reference")
+        isas = instruction_sets()
+        if isa is not None and isa not in isas:
+            raise BackendError(f"instruction set {isa!r} is not one of this machine's: {', '.join(isas)}")
+        self.isa = isa or isas[0]
+        self.threads = default_threads() if threads is None else threads
+        if self.threads < 1:
+            raise BackendError(f"threads must be at least 1, got {threads}")
+        self.spec = spec
+        shapes = (LayerShape * len(spec.layers))(*(_shape(layer) for layer in spec.layers))
+        freqs = [(c.c_float * len(layer.attention.rope.inv_freq))(*layer.attention.rope.inv_freq) for layer in spec.layers]
+        pointers = (c.POINTER(c.c_float) * len(freqs))(*(c.cast(f, c.POINTER(c.c_float)) for f in freqs))
+        self.handle = library().slip_model_new(
+            spec.vocab, spec.hidden, spec.norm_eps, spec.tied_embeddings, len(shapes), shapes, pointers, self.threads, isas.index(self.isa)
+        )
+        if not self.handle:
+            raise BackendError("no memory for the model's working buffers")
+        self._pass_bytes = 0
+        for name in spec.tensor_shapes():
+            self._load(name, tensors[name])
+        self._logits = np.empty((1 + MAX_DRAFTS, spec.vocab), np.float32)
+
+    def new_cache(self, capacity: int) -> CpuCache:
+        return CpuCache(self, capacity)
+
+    def prefill(self, cache: CpuCache, tokens: IntArray) -> None:
+        tokens = self._checked(cache, tokens)
+        for at in range(0, len(tokens), PREFILL_CALL):
+            part = tokens[at : at + PREFILL_CALL]
+            if library().slip_prefill(self.handle, cache.handle, part.ctypes.data, len(part)):
+                raise BackendError("no memory to attend over this many positions")
+
+    def verify(self, cache: CpuCache, tokens: IntArray) -> FloatArray:
+        tokens = self._checked(cache, tokens)
+        rows = len(tokens)
+        if not 1 <= rows <= 1 + MAX_DRAFTS:
+            raise ValueError(f"a round has 1 to {1 + MAX_DRAFTS} rows, got {rows}")
+        if library().slip_verify(self.handle, cache.handle, tokens.ctypes.data, rows, self._logits.ctypes.data):
+            raise BackendError("no memory to attend over this many positions")
+        return self._logits[:rows]
+
+    def sample(
+        self, logits: FloatArray, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int
+    ) -> int:
+        return int(
+            library().slip_sample(
+                self.handle, logits.ctypes.data, len(logits), temperature, top_k, top_p, min_p, seed, position
+            )
+        )
+
+    def memory_bytes(self) -> int:
+        return self._pass_bytes
+
+    def row(self, name: str, row: int) -> FloatArray:
+        """One row of a packed matrix, dequantised."""
+        layer, short = _address(name)
+        out = np.empty(self.spec.tensor_shapes()[name][1], np.float32)
+        if library().slip_matrix_row(self.handle, layer, short, row, out.ctypes.data):
+            raise ValueError(f"no row {row} of {name}")
+        return out
+
+    def close(self) -> None:
+        """Free the weights. Caches must be closed first."""
+        if self.handle:
+            library().slip_model_free(self.handle)
+            self.handle = None
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self.close()
+
+    def _checked(self, cache: CpuCache, tokens: IntArray) -> IntArray:
+        tokens = np.ascontiguousarray(tokens, np.int32)
+        if cache.length + len(tokens) > cache.capacity:
+            raise ValueError(f"{len(tokens)} more tokens do not fit a cache of {cache.capacity} that holds {cache.length}")
+        if len(tokens) and not (0 <= int(tokens.min()) and int(tokens.max()) < self.spec.vocab):
+            raise ValueError(f"token ids must be in [0, {self.spec.vocab})")
+        return tokens
+
+    def _load(self, name: str, tensor: WeightTensor) -> None:
+        layer, short = _address(name)
+        lib, out_of_memory = library(), BackendError(f"no memory for the weights (at tensor {name})")
+        if len(tensor.shape) == 1:
+            values = np.ascontiguousarray(tensor.float32(), np.float32)
+            if lib.slip_vector(self.handle, layer, short, values.ctypes.data, len(values)):
+                raise out_of_memory
+            return
+        raw = tensor.raw()
+        if lib.slip_matrix(self.handle, layer, short, FORMATS.index(tensor.format), *tensor.shape):
+            raise out_of_memory
+        raw = np.ascontiguousarray(raw)
+        if lib.slip_matrix_rows(self.handle, layer, short, 0, len(raw), raw.ctypes.data):
+            raise BackendError(f"tensor {name} could not be packed")
+        if name != "embed" or self.spec.tied_embeddings:
+            self._pass_bytes += raw.nbytes
+
+
+def _address(name: str) -> tuple[int, bytes]:
+    """A canonical tensor name as (layer or -1, name inside it)."""
+    if name.startswith("layers."):
+        _, layer, short = name.split(".")
+        return int(layer), short.encode()
+    return -1, name.encode()
+
+
+def _shape(layer: Layer) -> LayerShape:
+    a = layer.attention
+    return LayerShape(
+        a.heads, a.kv_heads, a.head_dim, a.window or 0, layer.feed_forward.inner, a.qkv_bias, a.qk_norm, len(a.rope.inv_freq),
+        a.softmax_scale, a.rope.scale,
+    )  # fmt: skip

@@ -1,0 +1,155 @@
+// The C ABI that backend.py binds with ctypes. Shapes were checked there; what can still fail is memory, told by null or -1.
+#include <algorithm>
+#include <chrono>
+#include <new>
+
+#include "sample.h"
+
+const Kernels* kernels_portable();
+#if defined(SLIP_X86)
+const Kernels* kernels_avx2();
+const Kernels* kernels_avx512();
+#elif defined(SLIP_ARM64)
+const Kernels* kernels_neon();
+#if defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+#endif
+
+static std::vector<const Kernels*> supported() {  // best first
+    std::vector<const Kernels*> found;
+#if defined(SLIP_X86)
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+        found.push_back(kernels_avx512());
+    if (avx2) found.push_back(kernels_avx2());
+#elif defined(SLIP_ARM64)
+#if defined(__linux__)
+    if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP)
+#endif
+        found.push_back(kernels_neon());
+#endif
+    found.push_back(kernels_portable());
+    return found;
+}
+
+#define API extern "C" __attribute__((visibility("default")))
+
+// The i-th instruction set this machine runs, best first; null past the last.
+API const char* slip_isa(int i) {
+    static const auto found = supported();
+    return i >= 0 && i < (int)found.size() ? found[i]->name : nullptr;
+}
+
+API Model* slip_model_new(int vocab, int hidden, float eps, int tied, int n_layers, const LayerShape* shapes, const float* const* inv_freq,
+                          int threads, int isa) try {
+    std::vector<Layer> layers(n_layers);
+    for (int i = 0; i < n_layers; i++) {
+        layers[i].shape = shapes[i];
+        layers[i].inv_freq.assign(inv_freq[i], inv_freq[i] + shapes[i].rotary_pairs);
+    }
+    return new Model(vocab, hidden, eps, tied != 0, std::move(layers), threads, supported().at(isa));
+} catch (...) { return nullptr; }
+
+API void slip_model_free(Model* m) { delete m; }
+
+// Names follow models/spec.py; layer is -1 for tensors outside layers.
+static Matrix* matrix_named(Model& m, int layer, const char* name) {
+    auto is = [&](const char* s) { return !strcmp(name, s); };
+    if (layer < 0) return is("embed") ? &m.embed : is("head") ? &m.head : nullptr;
+    Layer& l = m.layers[layer];
+    return is("q") ? &l.q : is("k") ? &l.k : is("v") ? &l.v : is("o") ? &l.o : is("gate") ? &l.gate : is("up") ? &l.up : is("down") ? &l.down : nullptr;
+}
+
+static std::vector<float>* vector_named(Model& m, int layer, const char* name) {
+    auto is = [&](const char* s) { return !strcmp(name, s); };
+    if (layer < 0) return is("final_norm") ? &m.final_norm : nullptr;
+    Layer& l = m.layers[layer];
+    return is("attention_norm") ? &l.attention_norm : is("ffn_norm") ? &l.ffn_norm : is("q_bias") ? &l.q_bias : is("k_bias") ? &l.k_bias
+         : is("v_bias") ? &l.v_bias : is("q_norm") ? &l.q_norm : is("k_norm") ? &l.k_norm : nullptr;
+}
+
+API int slip_vector(Model* m, int layer, const char* name, const float* values, int n) try {
+    std::vector<float>* to = vector_named(*m, layer, name);
+    if (!to) return -1;
+    to->assign(values, values + n);
+    return 0;
+} catch (...) { return -1; }
+
+// Sets aside memory for a matrix; its rows follow through slip_matrix_rows.
+API int slip_matrix(Model* m, int layer, const char* name, int format, int rows, int cols) try {
+    Matrix* to = matrix_named(*m, layer, name);
+    if (!to || format < 0 || format >= FORMATS) return -1;
+    *to = matrix_shape((Format)format, rows, cols);
+    m->memory.push_back(std::make_unique<Lazy>(to->bytes()));
+    to->data = m->memory.back()->data;
+    return 0;
+} catch (...) { return -1; }
+
+API int slip_matrix_rows(Model* m, int layer, const char* name, int row0, int n, const uint8_t* raw) {
+    Matrix* to = matrix_named(*m, layer, name);
+    if (!to || row0 % 16 || row0 + n > to->rows) return -1;
+    matrix_pack(*to, row0, n, raw);
+    return 0;
+}
+
+// One row dequantised, for tests and for reading embeddings.
+API int slip_matrix_row(Model* m, int layer, const char* name, int row, float* out) {
+    Matrix* from = matrix_named(*m, layer, name);
+    if (!from || row < 0 || row >= from->rows) return -1;
+    matrix_row(*from, row, out);
+    return 0;
+}
+
+API Cache* slip_cache_new(Model* m, int capacity) try { return new Cache(*m, capacity); } catch (...) { return nullptr; }
+API void slip_cache_free(Cache* c) { delete c; }
+API int slip_cache_length(const Cache* c) { return c->length; }
+API int slip_cache_can_rewind(const Cache* c, int to) { return c->can_rewind(to); }
+API void slip_cache_rewind(Cache* c, int to) { c->rewind(to); }
+
+API int slip_prefill(Model* m, Cache* c, const int32_t* tokens, int n) try {
+    std::lock_guard<std::mutex> lock(m->busy);
+    for (int at = 0; at < n; at += CHUNK) m->kernels->pass(*m, *c, tokens + at, std::min(CHUNK, n - at), nullptr);
+    return 0;
+} catch (...) { return -1; }
+
+API int slip_verify(Model* m, Cache* c, const int32_t* tokens, int rows, float* logits) try {
+    std::lock_guard<std::mutex> lock(m->busy);
+    m->kernels->pass(*m, *c, tokens, rows, logits);
+    return 0;
+} catch (...) { return -1; }
+
+API int slip_sample(const Model* m, const float* logits, int vocab, double temperature, int top_k, double top_p, double min_p, uint64_t seed,
+                    uint64_t position) try {
+    return sample_token(*m->kernels, logits, vocab, temperature, top_k, top_p, min_p, seed, position);
+} catch (...) { return -1; }
+
+// Bytes a second that `threads` threads read from memory: the best of `repeats` sweeps over `megabytes`.
+API double slip_read_bandwidth(int threads, int megabytes, int repeats) try {
+    const size_t words = (size_t)megabytes << 17;
+    Lazy memory(words * 8);
+    uint64_t* data = (uint64_t*)memory.data;
+    for (size_t i = 0; i < words; i++) data[i] = i;
+    Pool pool(threads);
+    std::vector<uint64_t> sums(threads * 8);
+    double best = 0;
+    for (int repeat = 0; repeat < repeats; repeat++) {
+        const auto start = std::chrono::steady_clock::now();
+        auto sweep = [&](int t) {
+            const size_t to = words * (t + 1) / threads;
+            uint64_t a = 0, b = 0, c = 0, d = 0;
+            for (size_t i = words * t / threads; i + 32 <= to; i += 32)  // a load a line, four chains: memory, not the adder, is the limit
+                a += data[i], b += data[i + 8], c += data[i + 16], d += data[i + 24];
+            sums[t * 8] += a + b + c + d;
+        };
+        pool.run(sweep);
+        const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        best = std::max(best, (double)words * 8 / s);
+    }
+    volatile uint64_t keep = sums[0];
+    (void)keep;
+    return best;
+} catch (...) { return 0; }

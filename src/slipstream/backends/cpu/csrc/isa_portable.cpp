@@ -1,0 +1,5 @@
+#define SLIP_ISA portable
+#include "simd_portable.h"
+#include "pass.h"
+
+const Kernels* kernels_portable() { return &portable::kernels; }

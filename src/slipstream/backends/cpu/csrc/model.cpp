@@ -1,0 +1,95 @@
+#include "model.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <new>
+
+#ifndef MAP_NORESERVE
+#define MAP_NORESERVE 0
+#endif
+
+Lazy::Lazy(size_t n) : bytes(n ? n : 1) {
+    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) throw std::bad_alloc();
+    data = (uint8_t*)p;
+}
+
+Lazy::~Lazy() { munmap(data, bytes); }
+
+static int round_up(int n, int to) { return (n + to - 1) / to * to; }
+
+Cache::Cache(const Model& model, int capacity) : capacity(capacity) {
+    size_t total = 0;
+    auto slots_of = [&](const Layer& layer) {
+        const int full = round_up(capacity, SPLIT);
+        // A ring keeps the window, a whole pass written ahead of it, and what rejected drafts overwrite.
+        return layer.shape.window ? std::min(full, round_up(layer.shape.window + 2 * CHUNK, SPLIT)) : full;
+    };
+    for (const Layer& layer : model.layers) total += (size_t)slots_of(layer) * layer.shape.kv_heads * layer.shape.head_dim * 4;
+    memory_ = std::make_unique<Lazy>(total);
+    uint8_t* at = memory_->data;
+    for (const Layer& layer : model.layers) {
+        const int slots = slots_of(layer);
+        const size_t half = (size_t)slots * layer.shape.kv_heads * layer.shape.head_dim * 2;
+        layers.push_back({(uint16_t*)at, (uint16_t*)(at + half), slots});
+        windows_.push_back(slots < round_up(capacity, SPLIT) ? layer.shape.window : 0);
+        at += 2 * half;
+    }
+}
+
+bool Cache::can_rewind(int to) const {
+    if (to < 0 || to > length) return false;
+    if (to == 0) return true;
+    for (size_t i = 0; i < layers.size(); i++)
+        // The next query, at `to`, looks back to to - window + 1; slots of positions below high - slots are overwritten.
+        if (windows_[i] && std::max(0, to - windows_[i] + 1) < high_ - layers[i].slots) return false;
+    return true;
+}
+
+void Stage::resize(int rows, int cols) {
+    stride = round_up(cols, 256);
+    f.assign((size_t)rows * stride, 0.f);
+    q.assign((size_t)rows * stride, 0);
+    scale.assign((size_t)rows * stride / 32, 0.f);
+    sum.assign((size_t)rows * stride / 32, 0.f);
+    minus.assign((size_t)rows * stride / 16, 0);
+}
+
+void Scratch::reserve_partials(const Model& model, int base, int rows) {
+    size_t partials = 0, floats = 0;
+    for (const Layer& layer : model.layers) {
+        const size_t n = (size_t)rows * layer.shape.heads * splits_of(layer, base, rows);
+        partials = std::max(partials, n);
+        floats = std::max(floats, n * layer.shape.head_dim);
+    }
+    if (split_max.size() < partials) split_max.resize(partials), split_sum.resize(partials);
+    if (partial.size() < floats) partial.resize(floats);
+}
+
+Model::Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> given, int threads, const Kernels* kernels)
+    : vocab(vocab), hidden(hidden), eps(eps), tied(tied), layers(std::move(given)), kernels(kernels), pool(threads) {
+    int heads = 0, inner = 0, pairs = 0, dim = 0;
+    for (size_t i = 0; i < layers.size(); i++) {
+        Layer& layer = layers[i];
+        while (layer.rope_table < (int)i && (layers[layer.rope_table].inv_freq != layer.inv_freq ||
+                                             layers[layer.rope_table].shape.rope_scale != layer.shape.rope_scale)) layer.rope_table++;
+        heads = std::max(heads, layer.shape.heads * layer.shape.head_dim);
+        inner = std::max(inner, layer.shape.inner);
+        pairs = std::max(pairs, layer.shape.rotary_pairs);
+        dim = std::max(dim, layer.shape.head_dim);
+    }
+    scratch.x.resize((size_t)CHUNK * hidden);
+    scratch.q.resize((size_t)CHUNK * heads);
+    scratch.rope.resize((size_t)layers.size() * CHUNK * 2 * pairs);
+    scratch.threads.resize(threads);
+    for (int t = 0; t < threads; t++) {
+        auto& own = scratch.threads[t];
+        const int rows = t == 0 ? CHUNK : SHARE_ROWS;  // thread 0's buffers are the shared ones
+        own.hidden.resize(rows, hidden);
+        own.heads.resize(rows, heads);
+        own.inner.resize(rows, inner);
+        own.scores.resize(8 * SPLIT);
+    }
+}

@@ -1,0 +1,119 @@
+// A model as the passes see it: layers of packed matrices, a KV cache per stream, scratch for one pass, and the threads.
+#pragma once
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "pool.h"
+#include "weights.h"
+
+constexpr int CHUNK = 64;       // rows a pass at most; a longer prefill is several passes
+constexpr int SPLIT = 256;      // keys one attention partial covers: fixed by position, so that no row sees another's company
+constexpr int SHARE_ROWS = 4;   // from so many rows on, threads share the row-wise work and meet once more
+constexpr int MAX_HEAD_DIM = 256;
+
+struct LayerShape {  // the C ABI's view of models/spec.py: Layer
+    int32_t heads, kv_heads, head_dim, window, inner, qkv_bias, qk_norm, rotary_pairs;
+    float softmax_scale, rope_scale;
+};
+
+struct Layer {
+    LayerShape shape;
+    std::vector<float> inv_freq, attention_norm, ffn_norm, q_bias, k_bias, v_bias, q_norm, k_norm, no_norm;
+    Matrix q, k, v, o, gate, up, down;
+    int rope_table = 0;  // the first layer that turns as this one does keeps the table
+};
+
+struct Span { int lo, hi; };  // key positions [lo, hi) one query sees
+
+static inline Span seen_by(int position, int window) {
+    return {window && position >= window ? position - window + 1 : 0, position + 1};
+}
+
+// How many splits the queries of `rows` rows from position `base` touch.
+static inline int splits_of(const Layer& layer, int base, int rows) {
+    return (base + rows - 1) / SPLIT + 1 - seen_by(base, layer.shape.window).lo / SPLIT;
+}
+
+// Zeroed memory that the system commits page by page, as it is first touched.
+struct Lazy {
+    explicit Lazy(size_t bytes);
+    ~Lazy();
+    Lazy(const Lazy&) = delete;
+    uint8_t* data;
+    size_t bytes;
+};
+
+struct LayerCache {
+    // Keys lie as (kv_head, slot / 16, head_dim, 16): one vector is one dimension of sixteen keys. Values as (kv_head, slot, head_dim).
+    uint16_t *k, *v;
+    int slots;  // a multiple of SPLIT; position p lives in slot p % slots
+};
+
+struct Model;
+
+struct Cache {
+    Cache(const Model& model, int capacity);
+    bool can_rewind(int to) const;
+
+    int length = 0, capacity;
+    std::vector<LayerCache> layers;
+
+private:
+    std::vector<int> windows_;
+    int high_ = 0;  // the longest this cache has been since its last restart
+    std::unique_ptr<Lazy> memory_;
+    friend struct Model;
+public:
+    void advanced(int to) { length = to; high_ = to > high_ ? to : high_; }
+    void rewind(int to) { length = to; if (!to) high_ = 0; }
+};
+
+struct Stage {  // the input rows of one group of matrix products, in both forms
+    void resize(int rows, int cols);
+    std::vector<float> f, scale, sum;
+    std::vector<int8_t> q;
+    std::vector<int32_t> minus;
+    int stride = 0;
+};
+
+struct Scratch {
+    std::vector<float> x, q, rope, partial;
+    std::vector<float> split_max, split_sum;
+    struct PerThread {
+        Stage hidden, heads, inner;
+        std::vector<float> scores;
+    };
+    std::vector<PerThread> threads;
+
+    void reserve_partials(const Model& model, int base, int rows);
+};
+
+struct Kernels {  // one instruction set
+    const char* name;
+    void (*pass)(Model&, Cache&, const int32_t* tokens, int rows, float* logits);
+    int (*argmax)(const float* x, int n);
+    double (*exp_sum)(const float* x, int n, float top, float scale);  // sum of exp((x - top) * scale)
+};
+
+struct Model {
+    int vocab, hidden;
+    float eps;
+    bool tied;
+    std::vector<Layer> layers;
+    std::vector<float> final_norm;
+    Matrix embed, head;
+    const Kernels* kernels;
+    Pool pool;
+    Scratch scratch;
+    std::mutex busy;
+    std::vector<std::unique_ptr<Lazy>> memory;
+
+    Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> layers, int threads, const Kernels* kernels);
+    const Matrix& lm_head() const { return tied ? embed : head; }
+};

@@ -1,0 +1,294 @@
+// One pass: tokens in, their keys and values in the cache, and logits where asked. Per layer, with a meeting after each:
+//
+//     norm, quantise -> q k v heads, RoPE, cache write | attention by split | merge, quantise -> output projection + x
+//     | norm, quantise -> silu(gate) * up | quantise -> down + x
+//
+// It knows nothing about sampling, drafts or sessions.
+#pragma once
+#include "attention.h"
+
+namespace SLIP_ISA {
+
+struct Share { int from, to; };  // a thread's part of n items
+
+static inline Share share(int n, int thread, int threads) {
+    return {(int)((int64_t)n * thread / threads), (int)((int64_t)n * (thread + 1) / threads)};
+}
+
+class Pass {
+public:
+    Pass(Model& m, Cache& c, const int32_t* tokens, int rows, float* logits)
+        : m_(m), c_(c), tokens_(tokens), rows_(rows), base_(c.length), logits_(logits), threads_(m.pool.size()),
+          shared_(threads_ > 1 && rows >= SHARE_ROWS) {}
+
+    void run() {
+        m_.scratch.reserve_partials(m_, base_, rows_);
+        m_.pool.run([](void* pass, int thread) { static_cast<Pass*>(pass)->work(thread); }, this);
+        c_.advanced(base_ + rows_);
+    }
+
+private:
+    void work(int t) {
+        embed(t);
+        meet();
+        for (size_t i = 0; i < m_.layers.size(); i++) {
+            const Layer& layer = m_.layers[i];
+            const bool last_without_logits = !logits_ && i + 1 == m_.layers.size();
+            Rows in = normalise(t, layer.attention_norm.data(), quantised(layer.q) || quantised(layer.k) || quantised(layer.v));
+            project_heads(t, i, in, last_without_logits);
+            meet();
+            if (last_without_logits) return;  // only its keys and values are needed
+            attend(t, i);
+            meet();
+            add_product(t, layer.o, merge(t, i));
+            meet();
+            in = normalise(t, layer.ffn_norm.data(), quantised(layer.gate) || quantised(layer.up));
+            gate_up(t, layer, in);
+            meet();
+            add_product(t, layer.down, gated_rows(t, layer));
+            meet();
+        }
+        head(t);
+    }
+
+    void meet() { m_.pool.meet(); }
+    static bool quantised(const Matrix& m) { return m.info().quantised; }
+    float* x(int row) { return m_.scratch.x.data() + (size_t)row * m_.hidden; }
+    Share rows_of(int t) { return shared_ ? share(rows_, t, threads_) : Share{0, rows_}; }
+    Scratch::PerThread& buffers(int t) { return m_.scratch.threads[shared_ ? 0 : t]; }
+    float* rope(const Layer& layer, int row) {
+        return m_.scratch.rope.data() + ((size_t)layer.rope_table * CHUNK + row) * 2 * layer.shape.rotary_pairs;
+    }
+
+    void embed(int t) {
+        const Share s = share(rows_, t, threads_);
+        for (int r = s.from; r < s.to; r++) {
+            matrix_row(m_.embed, tokens_[r], x(r));
+            for (size_t i = 0; i < m_.layers.size(); i++) {
+                const Layer& layer = m_.layers[i];
+                if (layer.rope_table != (int)i) continue;
+                const int pairs = layer.shape.rotary_pairs;
+                float* table = rope(layer, r);
+                for (int j = 0; j < pairs; j++) {
+                    const double angle = (double)(base_ + r) * layer.inv_freq[j];
+                    table[j] = (float)cos(angle) * layer.shape.rope_scale;
+                    table[pairs + j] = (float)sin(angle) * layer.shape.rope_scale;
+                }
+            }
+        }
+    }
+
+    Rows finish(const float* f, Stage& s, const Share& mine, int cols, bool to_bytes) {
+        if (to_bytes)
+            for (int r = mine.from; r < mine.to; r++) {
+                const size_t at = (size_t)r * s.stride;
+                quantise(f + at, cols, s.q.data() + at, s.scale.data() + at / 32, s.sum.data() + at / 32, s.minus.data() + at / 16);
+            }
+        if (shared_) meet();
+        return {f, s.q.data(), s.scale.data(), s.sum.data(), s.minus.data(), s.stride};
+    }
+
+    Rows normalise(int t, const float* weight, bool to_bytes) {
+        Stage& s = buffers(t).hidden;
+        const Share mine = rows_of(t);
+        for (int r = mine.from; r < mine.to; r++) rms_norm(x(r), weight, m_.eps, m_.hidden, s.f.data() + (size_t)r * s.stride);
+        return finish(s.f.data(), s, mine, m_.hidden, to_bytes);
+    }
+
+    void project_heads(int t, size_t index, const Rows& in, bool only_kv) {
+        const Layer& layer = m_.layers[index];
+        const LayerShape& a = layer.shape;
+        const int first = only_kv ? a.heads : 0;
+        const Share s = share(a.heads + 2 * a.kv_heads - first, t, threads_);
+        for (int i = s.from + first; i < s.to + first; i++) {
+            if (i < a.heads) project_head(layer, layer.q, layer.q_bias, layer.q_norm, i, in, c_.layers[index], 0);
+            else if (i < a.heads + a.kv_heads) project_head(layer, layer.k, layer.k_bias, layer.k_norm, i - a.heads, in, c_.layers[index], 1);
+            else project_head(layer, layer.v, layer.v_bias, layer.no_norm, i - a.heads - a.kv_heads, in, c_.layers[index], 2);
+        }
+    }
+
+    // kind: 0 a query head into scratch, 1 a key head and 2 a value head into the cache.
+    void project_head(const Layer& layer, const Matrix& w, const std::vector<float>& bias, const std::vector<float>& norm, int head,
+                      const Rows& in, LayerCache& cache, int kind) {
+        const LayerShape& a = layer.shape;
+        const int dim = a.head_dim, per = dim / 16;
+        alignas(64) float out[TILE][MAX_HEAD_DIM];
+        for (int r0 = 0; r0 < rows_; r0 += TILE) {
+            const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
+            for (int g = 0; g < per; g++) {
+                F acc[TILE];
+                dot(w, head * per + g, in, r0, n, acc);
+                for (int r = 0; r < n; r++)
+                    f_store(out[r] + g * 16, bias.empty() ? acc[r] : f_add(acc[r], f_load(bias.data() + head * dim + g * 16)));
+            }
+            for (int r = 0; r < n; r++) {
+                if (!norm.empty()) rms_norm(out[r], norm.data(), m_.eps, dim, out[r]);
+                if (kind < 2) rotate(out[r], rope(layer, r0 + r), a.rotary_pairs);
+                if (kind == 0) {
+                    float* q = query(layer, r0 + r, head);
+                    for (int d = 0; d < dim; d += 16) f_store(q + d, f_mul(f_load(out[r] + d), f_set(a.softmax_scale)));
+                } else {
+                    write_cache(cache, kind == 1, head, dim, base_ + r0 + r, out[r]);
+                }
+            }
+        }
+    }
+
+    float* query(const Layer& layer, int row, int head) {
+        return m_.scratch.q.data() + ((size_t)row * layer.shape.heads + head) * layer.shape.head_dim;
+    }
+
+    static void rotate(float* x, const float* table, int pairs) {
+        for (int j = 0; j < pairs; j++) {
+            const float c = table[j], s = table[pairs + j], u = x[j], v = x[j + pairs];
+            x[j] = u * c - v * s;
+            x[j + pairs] = v * c + u * s;
+        }
+    }
+
+    static void write_cache(const LayerCache& cache, bool is_key, int head, int dim, int position, const float* from) {
+        const int slot = position % cache.slots;
+        uint16_t half[MAX_HEAD_DIM];
+        const F limit = f_set(65504.f);
+        for (int d = 0; d < dim; d += 16) f_store_f16(half + d, f_min(f_max(f_load(from + d), f_sub(f_zero(), limit)), limit));
+        if (is_key) {
+            uint16_t* to = cache.k + ((size_t)head * cache.slots + slot / 16 * 16) * dim + slot % 16;
+            for (int d = 0; d < dim; d++) to[d * 16] = half[d];
+        } else {
+            memcpy(cache.v + ((size_t)head * cache.slots + slot) * dim, half, dim * 2);
+        }
+    }
+
+    int first_split(const Layer& layer) const { return seen_by(base_, layer.shape.window).lo / SPLIT; }
+    int splits(const Layer& layer) const { return splits_of(layer, base_, rows_); }
+
+    // Items are (split, KV head, tile of queries): enough of them to share even where there are few heads.
+    void attend(int t, size_t index) {
+        const Layer& layer = m_.layers[index];
+        const LayerShape& a = layer.shape;
+        const LayerCache& cache = c_.layers[index];
+        const int group = a.heads / a.kv_heads, queries = rows_ * group, tiles = (queries + QUERIES - 1) / QUERIES;
+        const int n_splits = splits(layer), s0 = first_split(layer);
+        const Share mine = share(n_splits * a.kv_heads * tiles, t, threads_);
+        for (int item = mine.from; item < mine.to; item++) {
+            const int tile = item % tiles, head = item / tiles % a.kv_heads, split = item / tiles / a.kv_heads;
+            const int start = (s0 + split) * SPLIT, slot = start % cache.slots;
+            const int n = queries - tile * QUERIES < QUERIES ? queries - tile * QUERIES : QUERIES;
+            const float* q[QUERIES];
+            float *out[QUERIES], *top[QUERIES], *total[QUERIES];
+            Span spans[QUERIES];
+            for (int i = 0; i < n; i++) {
+                const int row = (tile * QUERIES + i) / group, h = head * group + (tile * QUERIES + i) % group;
+                const size_t at = ((size_t)row * a.heads + h) * n_splits + split;
+                q[i] = query(layer, row, h);
+                spans[i] = seen_by(base_ + row, a.window);
+                out[i] = m_.scratch.partial.data() + at * a.head_dim;
+                top[i] = m_.scratch.split_max.data() + at;
+                total[i] = m_.scratch.split_sum.data() + at;
+            }
+            const size_t kv = ((size_t)head * cache.slots + slot) * a.head_dim;
+            attend_split(n, q, spans, cache.k + kv, cache.v + kv, a.head_dim, start, m_.scratch.threads[t].scores.data(), out, top, total);
+        }
+    }
+
+    Rows merge(int t, size_t index) {
+        const Layer& layer = m_.layers[index];
+        const LayerShape& a = layer.shape;
+        const int n_splits = splits(layer);
+        Stage& s = buffers(t).heads;
+        const Share mine = rows_of(t);
+        for (int r = mine.from; r < mine.to; r++)
+            for (int h = 0; h < a.heads; h++) {
+                const size_t at = ((size_t)r * a.heads + h) * n_splits;
+                merge_splits(m_.scratch.partial.data() + at * a.head_dim, m_.scratch.split_max.data() + at, m_.scratch.split_sum.data() + at,
+                             n_splits, a.head_dim, s.f.data() + (size_t)r * s.stride + h * a.head_dim);
+            }
+        return finish(s.f.data(), s, mine, a.heads * a.head_dim, quantised(layer.o));
+    }
+
+    void add_product(int t, const Matrix& w, const Rows& in) {  // x += w in
+        const Share s = share(w.groups, t, threads_);
+        for (int g = s.from; g < s.to; g++)
+            for (int r0 = 0; r0 < rows_; r0 += TILE) {
+                const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
+                F acc[TILE];
+                dot(w, g, in, r0, n, acc);
+                for (int r = 0; r < n; r++) f_store(x(r0 + r) + g * 16, f_add(f_load(x(r0 + r) + g * 16), acc[r]));
+            }
+    }
+
+    void gate_up(int t, const Layer& layer, const Rows& in) {
+        Stage& gated = m_.scratch.threads[0].inner;
+        const Share s = share(layer.gate.groups, t, threads_);
+        for (int g = s.from; g < s.to; g++)
+            for (int r0 = 0; r0 < rows_; r0 += TILE) {
+                const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
+                F gate[TILE], up[TILE];
+                dot(layer.gate, g, in, r0, n, gate);
+                dot(layer.up, g, in, r0, n, up);
+                for (int r = 0; r < n; r++)
+                    f_store(gated.f.data() + (size_t)(r0 + r) * gated.stride + g * 16, f_mul(silu(gate[r]), up[r]));
+            }
+    }
+
+    Rows gated_rows(int t, const Layer& layer) {
+        return finish(m_.scratch.threads[0].inner.f.data(), buffers(t).inner, rows_of(t), layer.shape.inner, quantised(layer.down));
+    }
+
+    void head(int t) {
+        const Matrix& w = m_.lm_head();
+        const Rows in = normalise(t, m_.final_norm.data(), quantised(w));
+        const Share s = share(w.groups, t, threads_);
+        for (int g = s.from; g < s.to; g++)
+            for (int r0 = 0; r0 < rows_; r0 += TILE) {
+                const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
+                F acc[TILE];
+                dot(w, g, in, r0, n, acc);
+                for (int r = 0; r < n; r++) {
+                    alignas(64) float out[16];
+                    f_store(out, acc[r]);
+                    const int left = m_.vocab - g * 16;
+                    memcpy(logits_ + (size_t)(r0 + r) * m_.vocab + g * 16, out, (left < 16 ? left : 16) * sizeof(float));
+                }
+            }
+    }
+
+    Model& m_;
+    Cache& c_;
+    const int32_t* tokens_;
+    const int rows_, base_;
+    float* const logits_;
+    const int threads_;
+    const bool shared_;
+};
+
+static void pass(Model& m, Cache& c, const int32_t* tokens, int rows, float* logits) { Pass(m, c, tokens, rows, logits).run(); }
+
+static int argmax(const float* x, int n) {  // the first of the largest; NaN never wins
+    int best = 0;
+    float top = -INFINITY;
+    int i = 0;
+    for (; i + 256 <= n; i += 256) {
+        F m = f_load(x + i);
+        for (int j = 16; j < 256; j += 16) m = f_max(m, f_load(x + i + j));
+        if (f_top(m) > top)
+            for (int j = 0; j < 256; j++)
+                if (x[i + j] > top) top = x[i + j], best = i + j;
+    }
+    for (; i < n; i++)
+        if (x[i] > top) top = x[i], best = i;
+    return best;
+}
+
+static double exp_sum(const float* x, int n, float top, float scale) {
+    double total = 0;
+    int i = 0;
+    for (; i + 16 <= n; i += 16)
+        total += f_sum(exp_f(f_mul(f_sub(f_load(x + i), f_set(top)), f_set(scale))));
+    for (; i < n; i++) total += exp((double)(x[i] - top) * scale);
+    return total;
+}
+
+static const Kernels kernels = {SLIP_ISA_NAME, pass, argmax, exp_sum};
+
+}  // namespace SLIP_ISA

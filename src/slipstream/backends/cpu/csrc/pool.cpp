@@ -1,0 +1,68 @@
+#include "pool.h"
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+static inline void relax() { _mm_pause(); }
+#elif defined(__aarch64__)
+static inline void relax() { asm volatile("yield"); }
+#else
+static inline void relax() {}
+#endif
+
+namespace {
+
+// Between two rounds of one generation the host needs some tens of microseconds: a worker stays awake that long.
+constexpr int SPINS_BEFORE_SLEEP = 4000;
+
+void wait_change(std::atomic<uint32_t>& value, uint32_t seen) {
+    for (int i = 0; i < SPINS_BEFORE_SLEEP; i++) {
+        if (value.load(std::memory_order_acquire) != seen) return;
+        relax();
+    }
+    value.wait(seen, std::memory_order_acquire);
+}
+
+}  // namespace
+
+Pool::Pool(int threads) : threads_(threads) {
+    for (int t = 1; t < threads; t++) workers_.emplace_back([this, t] { loop(t); });
+}
+
+Pool::~Pool() {
+    quit_ = true;
+    job_.fetch_add(1);
+    job_.notify_all();
+    for (auto& worker : workers_) worker.join();
+}
+
+void Pool::run(void (*work)(void*, int), void* what) {
+    if (threads_ > 1) {
+        work_ = work;
+        what_ = what;
+        job_.fetch_add(1, std::memory_order_release);
+        job_.notify_all();
+    }
+    work(what, 0);
+    meet();
+}
+
+void Pool::loop(int thread) {
+    for (uint32_t seen = 0;; seen++) {
+        while (job_.load(std::memory_order_acquire) == seen) wait_change(job_, seen);
+        if (quit_) return;
+        work_(what_, thread);
+        meet();
+    }
+}
+
+void Pool::meet() {
+    if (threads_ == 1) return;
+    const uint32_t phase = phase_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+        arrived_.store(0, std::memory_order_relaxed);
+        phase_.store(phase + 1, std::memory_order_release);
+        phase_.notify_all();
+    } else {
+        while (phase_.load(std::memory_order_acquire) == phase) wait_change(phase_, phase);
+    }
+}
