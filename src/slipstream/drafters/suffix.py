@@ -1,0 +1,193 @@
+"""Drafts from text already seen: find where the newest tokens stood before, guess what followed there.
+
+    text    ... the cat sat on the mat . then the cat sat on
+                |---- matched -----|> the mat . then ...         |---- newest ----|> the mat . then: the guess
+
+Prompt lookup (Saxena 2023) and suffix decoding (Oliaro et al. 2024, arXiv:2411.04975) in one table a match length: the
+n-gram that ends at each position maps to the position after it, the most recent one winning. The longest of a ladder
+of lengths is looked up first, in this conversation, then in a bounded memory of earlier texts. While guesses come true
+the match only grows, so nothing is looked up at all.
+
+How many tokens to draft is a bet: the chance that a guess holds is learned by match length, from rounds that drafted
+and, unspent, from rounds that did not; the cost of a longer round is told by the engine. The drafter proposes what
+maximises expected tokens over expected time, which is nothing where that does not pay.
+
+It knows nothing about text, models or sampling, and needs only the standard library.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+LADDER = (12, 6, 3, 2)
+"""Match lengths that have a table, longest first."""
+
+_LONGEST = 32  # matches are measured up to here; longer ones are equally trusted
+_BULK = 64  # from here on, building a table in one go beats going token by token
+_REVISION = 32  # dropping at most this many tokens is a correction of the text, more is another text
+
+
+def linear_cost(rows: int) -> float:
+    """Relative time of a round until somebody measures it."""
+    return 1 + 0.06 * (rows - 1)
+
+
+class TextIndex:
+    """A growing text and where each n-gram of the ladder last ended in it.
+
+    The n-gram at the very end is entered once a token follows it, so that the end never matches itself.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.tables: tuple[dict[tuple[int, ...], int], ...] = tuple({} for _ in LADDER)
+
+    def extend(self, new: Sequence[int]) -> None:
+        tokens = self.tokens
+        start = len(tokens)
+        tokens.extend(new)
+        for n, table in zip(LADDER, self.tables, strict=True):
+            if len(new) < _BULK:
+                for end in range(max(start, n), len(tokens)):
+                    table[tuple(tokens[end - n : end])] = end
+            else:
+                first = max(start - n, 0)
+                shifted = [tokens[first + i : len(tokens) - n + i] for i in range(n)]
+                table.update(zip(zip(*shifted, strict=True), range(first + n, len(tokens)), strict=True))
+
+    def truncate(self, length: int) -> None:
+        """Forget tokens from `length` on. Table entries may go stale; `find` checks them."""
+        del self.tokens[length:]
+
+    def find(self, rung: int, gram: tuple[int, ...]) -> int | None:
+        """The position after the most recent n-gram `gram` of length LADDER[rung]."""
+        at = self.tables[rung].get(gram)
+        if at is None or (at < len(self.tokens) and tuple(self.tokens[at - len(gram) : at]) == gram):
+            return at
+        return None
+
+
+class Memory:
+    """The texts of earlier conversations, and how well guesses did, shared by the drafters of one model."""
+
+    def __init__(self, texts: int = 8, tokens: int = 1 << 17) -> None:
+        self.texts: deque[TextIndex] = deque(maxlen=texts)
+        self.odds = Odds()
+        self._tokens = tokens
+
+    def add(self, text: TextIndex) -> None:
+        """Keep a text that will not grow any more; the oldest ones make room."""
+        self.texts.appendleft(text)
+        while sum(len(kept.tokens) for kept in self.texts) > self._tokens:
+            self.texts.pop()
+
+
+class Odds:
+    """The chance that a guess holds, by the length of the match it follows: moving averages of what happened.
+
+    Buckets are powers of two, the last one from 32 tokens on. Their priors are rough figures for chat.
+    """
+
+    def __init__(self) -> None:
+        self._chance = [0.0, 0.1, 0.3, 0.5, 0.65, 0.8, 0.9]
+        self._seen = [4] * len(self._chance)  # the priors weigh as much as four guesses
+
+    def __call__(self, match: int) -> float:
+        return self._chance[min(match, _LONGEST).bit_length()]
+
+    def update(self, match: int, held: bool) -> None:
+        bucket = min(match, _LONGEST).bit_length()
+        self._seen[bucket] = seen = min(self._seen[bucket] + 1, 40)
+        self._chance[bucket] += (held - self._chance[bucket]) / seen
+
+
+class SuffixDrafter:
+    """See the module. cost: time of a round of n rows over that of one row. memory: earlier texts to draw on."""
+
+    name = "suffix"
+
+    def __init__(self, cost: Callable[[int], float] | None = None, memory: Memory | None = None) -> None:
+        self._cost = cost or linear_cost
+        self._memory = memory or Memory()
+        self._odds = self._memory.odds
+        self._text = TextIndex()
+        self._source: TextIndex | None = None  # where the current match lies, if there is one
+        self._at = 0  # the position after the match in the source
+        self._match = 0  # its length
+        self._guess: list[int] = []
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        known, new = self._text.tokens, list(tokens)
+        if new[: len(known)] != known:
+            both = zip(known, new, strict=False)
+            shared = next((i for i, (a, b) in enumerate(both) if a != b), min(len(known), len(new)))
+            if len(known) - shared <= _REVISION:
+                self._text.truncate(shared)
+            else:
+                self._memory.add(self._text)
+                self._text = TextIndex()
+        self._text.extend(new[len(self._text.tokens) :])
+        self._source = None
+        self._guess = []
+
+    def propose(self, limit: int) -> Sequence[int]:
+        if self._source is None and not self._look_up():
+            self._guess = []
+            return ()
+        self._guess = self._continuation(limit + 1)  # one more than may be drafted, to check the round's last token
+        return self._guess[: self._worth(min(limit, len(self._guess)))]
+
+    def observe(self, committed: Sequence[int], drafted: int, accepted: int) -> None:
+        for offset, (guess, token) in enumerate(zip(self._guess, committed, strict=False)):
+            held = guess == token
+            self._odds.update(self._match + offset, held)
+            if not held:
+                self._source = None
+                break
+        self._text.extend(committed)
+        if self._source is not None:
+            self._at += len(committed)
+            self._match += len(committed)
+            if len(committed) > len(self._guess) or self._at >= len(self._source.tokens):
+                self._source = None  # an earlier text ended here
+
+    def _look_up(self) -> bool:
+        """Find the match to guess from: the longest rung of the ladder, the newest text first."""
+        tokens = self._text.tokens
+        sources = (self._text, *self._memory.texts)
+        for rung, n in enumerate(LADDER):
+            gram = tuple(tokens[-n:])
+            for source in sources:
+                at = source.find(rung, gram)
+                if at is not None:
+                    self._source, self._at, self._match = source, at, self._measure(source.tokens, at, n)
+                    return True
+        return False
+
+    def _measure(self, source: list[int], at: int, known: int) -> int:
+        """How many tokens before `at` equal the newest ones, `known` of them already compared."""
+        tokens = self._text.tokens
+        most = min(_LONGEST, at, len(tokens))
+        while known < most and source[at - known - 1] == tokens[-known - 1]:
+            known += 1
+        return known
+
+    def _continuation(self, limit: int) -> list[int]:
+        """Up to `limit` tokens that followed the match; at the end of this very text it goes round in a loop."""
+        assert self._source is not None
+        guess = self._source.tokens[self._at : self._at + limit]
+        while self._source is self._text and len(guess) < limit:
+            guess += guess[: limit - len(guess)]
+        return guess
+
+    def _worth(self, limit: int) -> int:
+        """How many drafts give the most expected tokens for their time; 0 where none pays."""
+        best, best_rate, expected, chance = 0, 1.0, 1.0, 1.0
+        for drafts in range(1, limit + 1):
+            chance *= self._odds(self._match + drafts - 1)
+            expected += chance
+            rate = expected / self._cost(1 + drafts)
+            if rate > best_rate:
+                best, best_rate = drafts, rate
+        return best
