@@ -1,0 +1,105 @@
+"""Machines and launch structures, as data: rates with their sources, from `bench/data/hardware.toml` and `launch.toml`.
+
+It knows nothing about models. Adding a machine touches the TOML file alone.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from slipstream.bench.model_costs import PlanError
+
+ASSUMED_READ_SHARE = 4.35 / 4.8
+"""Share of the peak rate that reads reach where nobody measured: what an H200 reaches."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One kind of device. Rates in bytes and FLOPs a second; `flops` dense bf16; `link_bytes_per_s` one direction.
+
+    domain: how many devices one fast link joins; 1 is a device alone, without a link.
+    pipeline: several devices hold a model layer after layer, so adding them adds capacity, not read rate.
+    status: measured, specification or announced.
+    """
+
+    id: str
+    name: str
+    memory_bytes: float
+    peak_bytes_per_s: float
+    read_bytes_per_s: float
+    flops: float
+    domain: int
+    link_bytes_per_s: float
+    all_reduce_s: float
+    launch: str
+    pipeline: bool
+    read_measured: bool
+    status: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a pass is launched: see `launch.toml` for the model behind the two numbers."""
+
+    id: str
+    about: str
+    us_per_kernel: float
+    bandwidth_share: float
+    source: str
+
+
+@cache
+def _table(name: str) -> Mapping[str, Mapping[str, Any]]:
+    return tomllib.loads((files("slipstream.bench") / f"data/{name}.toml").read_text(encoding="utf-8"))
+
+
+def hardware_names() -> list[str]:
+    return list(_table("hardware"))
+
+
+def launch_names() -> list[str]:
+    return [name for name in _table("launch") if name != "kernels"]
+
+
+def load_hardware(name: str) -> Hardware:
+    """A machine by its id. Raises PlanError with the ids there are."""
+    key = name.lower()
+    if key not in _table("hardware"):
+        raise PlanError(f"unknown machine {name!r}; choose one of {', '.join(hardware_names())}")
+    entry = _table("hardware")[key]
+    peak = entry["peak_tb_s"] * 1e12
+    return Hardware(
+        id=key,
+        name=entry["name"],
+        memory_bytes=entry["memory_gb"] * 1e9,
+        peak_bytes_per_s=peak,
+        read_bytes_per_s=entry["read_tb_s"] * 1e12 if "read_tb_s" in entry else peak * ASSUMED_READ_SHARE,
+        flops=entry["tflops"] * 1e12,
+        domain=entry["domain"],
+        link_bytes_per_s=entry.get("link_gb_s", 0) * 1e9,
+        all_reduce_s=entry.get("all_reduce_us", 0) * 1e-6,
+        launch=entry.get("launch", "graph-pdl"),
+        pipeline=entry.get("pipeline", False),
+        read_measured="read_tb_s" in entry,
+        status=entry["status"],
+        source=entry["source"],
+    )
+
+
+def load_launch(name: str) -> Launch:
+    """A launch structure by its id. Raises PlanError with the ids there are."""
+    if name not in launch_names():
+        raise PlanError(f"unknown launch structure {name!r}; choose one of {', '.join(launch_names())}")
+    return Launch(id=name, **_table("launch")[name])
+
+
+def kernel_counts() -> Mapping[str, int]:
+    """Kernels a layer half takes, by kind."""
+    counts: Mapping[str, int] = _table("launch")["kernels"]
+    return counts

@@ -1,0 +1,432 @@
+"""What a model costs to run, read from its config alone: parameters, cache rows and experts, layer by layer.
+
+It knows nothing about hardware, numbers of rows or time; `plan` multiplies. No weights are needed: a Hugging Face
+`config.json` (or the directory that holds it), a GGUF file's header, or a description shipped under `bench/data/`.
+
+    config.json ─┐
+    *.gguf      ─┼─ from_config ─> ModelCosts(layers=(LayerCosts(attention, feed_forward), ...))
+    models.toml ─┘
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import SlipstreamError
+
+
+class PlanError(SlipstreamError):
+    """A model, a machine or a way to run one on the other that cannot be planned."""
+
+
+DTYPE_BITS: Mapping[str, float] = {
+    "fp32": 32,
+    "bf16": 16,
+    "fp16": 16,
+    "fp8": 8 + 32 / 128**2,  # one fp32 scale per 128x128 block
+    "int8": 8.5,  # one fp16 scale per 32
+    "mxfp4": 4.25,  # one e8m0 scale per 32 (OCP Microscaling 1.0)
+    "nvfp4": 4.5,  # one e4m3 scale per 16
+    "int4": 4.5,  # one fp16 scale per 32
+    "q8_0": 8.5,
+    "q6_k": 6.5625,
+    "q5_k": 5.5,
+    "q4_1": 5,
+    "q4_k": 4.5,
+    "q4_0": 4.5,
+}
+"""Bits a stored weight, scales included (GGML block formats by their block sizes)."""
+
+_DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "f32": "fp32", "f16": "fp16"}
+
+
+def dtype_bytes(dtype: str) -> float:
+    """Bytes a weight of `dtype`: a name, or a mean such as "4.83-bit". Raises PlanError for one it does not know."""
+    try:
+        bits = dtype.removesuffix("-bit")
+        return (float(bits) if bits != dtype else DTYPE_BITS[dtype]) / 8
+    except (KeyError, ValueError):
+        raise PlanError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPE_BITS)}") from None
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """The lightning indexer of sparse attention (DeepSeek-V3.2): scores every past key with `heads` small heads."""
+
+    params: int
+    heads: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class AttentionCosts:
+    """One attention layer.
+
+    kind: full, sliding, sparse, latent or sparse latent.
+    query_params: of the projections that tensor parallelism splits by query head; kv_params: by KV head;
+    shared_params: copied to every rank. kv_row: cached elements a token and KV head (a latent cache has one).
+    flops_per_key: for one query, all heads, and one key that is attended.
+    window, selected: how many past tokens a query attends at most; None is all of them.
+    """
+
+    kind: str
+    heads: int
+    kv_heads: int
+    query_params: int
+    kv_params: int
+    shared_params: int
+    kv_row: int
+    flops_per_key: int
+    window: int | None = None
+    selected: int | None = None
+    indexer: Indexer | None = None
+
+    @property
+    def params(self) -> int:
+        return self.query_params + self.kv_params + self.shared_params + (self.indexer.params if self.indexer else 0)
+
+
+@dataclass(frozen=True)
+class FeedForwardCosts:
+    """One feed-forward layer: `dense_params` always run (shared experts too), `top_k` of `experts` are routed to."""
+
+    dense_params: int = 0
+    inner: int = 0
+    experts: int = 0
+    top_k: int = 0
+    expert_params: int = 0
+    router_params: int = 0
+
+    @property
+    def params(self) -> int:
+        return self.dense_params + self.router_params + self.experts * self.expert_params
+
+    @property
+    def active_params(self) -> int:
+        return self.dense_params + self.router_params + self.top_k * self.expert_params
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    attention: AttentionCosts
+    feed_forward: FeedForwardCosts
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """How each kind of weight is stored; routers and norms stay bf16 or wider and are counted as bf16."""
+
+    attention: str = "bf16"
+    experts: str = "bf16"
+    dense_ffn: str = "bf16"
+    head: str = "bf16"
+
+    def __post_init__(self) -> None:
+        for dtype in (self.attention, self.experts, self.dense_ffn, self.head):
+            dtype_bytes(dtype)
+
+
+@dataclass(frozen=True)
+class ModelCosts:
+    name: str
+    family: str
+    hidden: int
+    vocab: int
+    context: int
+    tied_embeddings: bool
+    layers: tuple[LayerCosts, ...]
+    dtypes: Dtypes
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def head_params(self) -> int:
+        return self.vocab * self.hidden
+
+    @property
+    def total_params(self) -> int:
+        """Every parameter, tied embeddings once. Multi-token-prediction layers are not counted."""
+        embeddings = self.head_params * (1 if self.tied_embeddings else 2)
+        return embeddings + self.hidden + sum(x.attention.params + x.feed_forward.params for x in self.layers)
+
+    @property
+    def active_params(self) -> int:
+        """Parameters one token passes through, counted as model cards do: embedding and head included."""
+        inactive = sum(x.feed_forward.params - x.feed_forward.active_params for x in self.layers)
+        return self.total_params - inactive
+
+    @property
+    def is_moe(self) -> bool:
+        return any(layer.feed_forward.experts for layer in self.layers)
+
+    def with_dtype(self, dtype: str) -> ModelCosts:
+        """Store the bulk of the weights as `dtype`: the feed-forward of a sparse model, all layers of a dense one."""
+        attention = self.dtypes.attention if self.is_moe else dtype
+        head = dtype if self.tied_embeddings and dtype in ("bf16", "fp16", "fp32") else self.dtypes.head
+        return replace(self, dtypes=Dtypes(attention, dtype, dtype, head))
+
+
+def load_model(name: str) -> ModelCosts:
+    """A shipped description by name, a directory with `config.json`, a JSON file, or a GGUF file.
+
+    Raises PlanError where nothing is found or the config does not describe a model that can be costed.
+    """
+    shipped = described_models()
+    if name in shipped:
+        entry = dict(shipped[name])
+        weights, source = entry.pop("weights", {}), entry.pop("source", "")
+        model = from_config(entry, name, source=source)
+        return replace(model, dtypes=replace(model.dtypes, **weights))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        raise PlanError(
+            f"no model {name!r}: give a config.json, its directory, a .gguf file, or one of {', '.join(shipped)}"
+        )
+    if path.suffix == ".gguf":
+        from slipstream.bench.gguf_costs import from_gguf  # reads the header only, and only when asked
+
+        return from_gguf(path)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PlanError(f"cannot read {path} as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise PlanError(f"{path} holds no JSON object; expected a model's config.json")
+    return from_config(config, path.parent.name or name, source=str(path))
+
+
+@cache
+def described_models() -> Mapping[str, Mapping[str, Any]]:
+    """The configs shipped with the package, by name: `bench/data/models.toml`."""
+    return tomllib.loads((files("slipstream.bench") / "data/models.toml").read_text(encoding="utf-8"))
+
+
+class _Config:
+    """A config dict whose missing and malformed keys are errors with names."""
+
+    def __init__(self, values: Mapping[str, Any], name: str) -> None:
+        self.values, self.name = values, name
+
+    def get(self, *keys: str) -> Any:
+        """The first of `keys` that is present and not null."""
+        return next((self.values[key] for key in keys if self.values.get(key) is not None), None)
+
+    def count(self, *keys: str, default: int | None = None) -> int:
+        """A positive integer under the first of `keys`."""
+        value = self.get(*keys)
+        if value is None and default is not None:
+            return default
+        if value is None:
+            raise PlanError(f"the config of {self.name} lacks {' or '.join(keys)}; plan needs it to count bytes")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise PlanError(f"the config of {self.name} has {keys[0]}={value!r}; expected a positive integer")
+        return value
+
+
+_FAMILIES = {
+    *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "mimo_v2_flash", "naive_n05_flash"),
+    *("deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe", "glm_moe_dsa"),
+}
+
+_KINDS = {
+    "full_attention": "full",
+    "sliding_attention": "sliding",
+    "sparse_attention": "sparse",
+    "indexed_attention": "sparse",
+}
+
+
+def from_config(config: Mapping[str, Any], name: str, source: str = "") -> ModelCosts:
+    """Costs of the model that a Hugging Face style config describes, by the config's keys.
+
+    Raises PlanError where a needed key is missing, or a layer kind is one that cannot be costed.
+    """
+    if nested := config.get("text_config"):  # multimodal wrappers nest the language model
+        outer = ("quantization_config", "dtype", "torch_dtype", "tie_word_embeddings")
+        config = {key: config[key] for key in outer if key in config} | nested
+    c = _Config(config, name)
+    family = str(c.get("model_type") or "unknown")
+    layers, notes = c.count("num_hidden_layers"), []
+    if family not in _FAMILIES:
+        notes.append(f"model type {family!r} is not one the package knows: read by its keys as gated, pre-norm layers")
+    kinds, sparse_ffn = _attention_kinds(c, family, layers), _sparse_ffn(c, family, layers)
+    indexers = _indexer_layers(c, layers)
+    attention = {key: _attention(c, family, *key) for key in set(zip(kinds, indexers, strict=True))}
+    feed_forward = {sparse: _feed_forward(c, family, sparse) for sparse in set(sparse_ffn)}
+    return ModelCosts(
+        name=name,
+        family=family,
+        hidden=c.count("hidden_size"),
+        vocab=c.count("vocab_size"),
+        context=c.count("max_position_embeddings", default=2**20),
+        tied_embeddings=bool(c.get("tie_word_embeddings")),
+        layers=tuple(
+            LayerCosts(attention[kind, indexer], feed_forward[sparse])
+            for kind, indexer, sparse in zip(kinds, indexers, sparse_ffn, strict=True)
+        ),
+        dtypes=_dtypes(c),
+        source=source,
+        notes=tuple(notes),
+    )
+
+
+def _attention_kinds(c: _Config, family: str, layers: int) -> list[str]:
+    types, pattern = c.get("layer_types"), c.get("hybrid_layer_pattern")
+    if types is not None:
+        unknown = sorted(set(types) - set(_KINDS))
+        if unknown:
+            raise PlanError(f"{c.name} has {', '.join(unknown)} layers; plan can cost {', '.join(_KINDS)}")
+        kinds = [_KINDS[kind] for kind in types]
+    elif pattern is not None:  # MiMo checkpoints: 1 is sliding
+        kinds = ["sliding" if sliding else "full" for sliding in pattern]
+    elif family in ("mimo_v2_flash", "naive_n05_flash"):  # global at 0, 5, 11, ...
+        kinds = ["full" if i == 0 or (i + 1) % 6 == 0 else "sliding" for i in range(layers)]
+    elif family == "gpt_oss":
+        kinds = ["full" if i % 2 else "sliding" for i in range(layers)]
+    elif family in ("mistral", "mixtral") and c.get("sliding_window"):
+        kinds = ["sliding"] * layers
+    elif c.get("use_sliding_window") and c.get("sliding_window"):  # Qwen
+        kinds = ["full" if i < (c.get("max_window_layers") or 0) else "sliding" for i in range(layers)]
+    else:
+        kinds = ["full"] * layers
+    if len(kinds) != layers:
+        raise PlanError(f"the config of {c.name} names {len(kinds)} layer kinds for {layers} layers")
+    if c.get("index_topk"):
+        kinds = ["sparse" if kind == "full" else kind for kind in kinds]
+    return kinds
+
+
+def _indexer_layers(c: _Config, layers: int) -> list[bool]:
+    """Which layers run their own indexer; the others reuse the selection of the one before (GLM)."""
+    types, frequency = c.get("indexer_types"), c.get("index_topk_freq") or 1
+    if types is not None:
+        return [kind == "full" for kind in types]
+    offset = c.get("index_skip_topk_offset") or 2
+    return [max(i - offset + 1, 0) % frequency == 0 for i in range(layers)]
+
+
+def _attention(c: _Config, family: str, kind: str, indexed: bool) -> AttentionCosts:
+    hidden, heads = c.count("hidden_size"), c.count("num_attention_heads")
+    bias = bool(c.get("attention_bias")) or family == "qwen2"
+    norms = 2 * hidden
+    selected = c.count("index_topk") if kind == "sparse" else None
+    if c.get("kv_lora_rank"):
+        latent, rope = c.count("kv_lora_rank"), c.count("qk_rope_head_dim")
+        nope, value = c.count("qk_nope_head_dim"), c.count("v_head_dim")
+        rank = c.get("q_lora_rank")
+        query = (rank or hidden) * heads * (nope + rope)
+        return AttentionCosts(
+            kind="sparse latent" if selected else "latent",
+            heads=heads,
+            kv_heads=1,
+            query_params=query + latent * heads * (nope + value) + heads * value * hidden,
+            kv_params=0,
+            shared_params=norms + hidden * (latent + rope) + latent + ((hidden + 1) * rank if rank else 0),
+            kv_row=latent + rope,
+            flops_per_key=2 * heads * (2 * latent + rope),  # absorbed: scores and values both in the latent space
+            selected=selected,
+            indexer=_indexer(c, rank or hidden, layer_norm=True) if selected and indexed else None,
+        )
+    kv_heads = c.count("num_key_value_heads", default=heads)
+    qk = c.count("head_dim", default=max(hidden // heads, 1))
+    value = c.count("v_head_dim", default=qk)
+    sinks = 0
+    if family in ("mimo_v2_flash", "naive_n05_flash") and kind == "sliding":
+        kv_heads, heads = (
+            c.count("swa_num_key_value_heads", default=2 * kv_heads),
+            c.count("swa_num_attention_heads", default=heads),
+        )
+        qk, value = c.count("swa_head_dim", default=qk), c.count("swa_v_head_dim", default=value)
+        sinks = heads
+    if family == "gpt_oss" or (family == "naive_n05_flash" and kind == "sparse"):
+        sinks = heads
+    bias = bias and not family.startswith("mimo")
+    qk_norm = 2 * qk if family in ("qwen3", "qwen3_moe") or c.get("use_qk_norm") else 0
+    output_bias = hidden if bias and family in ("gpt_oss", "llama") else 0
+    return AttentionCosts(
+        kind=kind,
+        heads=heads,
+        kv_heads=kv_heads,
+        query_params=heads * (hidden * (qk + value) + (qk if bias else 0)) + sinks,
+        kv_params=kv_heads * (hidden + bool(bias)) * (qk + value),
+        shared_params=norms + qk_norm + output_bias,
+        kv_row=qk + value,
+        flops_per_key=2 * heads * (qk + value),
+        window=c.count("sliding_window_size", "sliding_window") if kind == "sliding" else None,
+        selected=selected,
+        indexer=_indexer(c, hidden) if selected and indexed else None,
+    )
+
+
+def _indexer(c: _Config, query_in: int, layer_norm: bool = False) -> Indexer:
+    hidden, heads, dim = c.count("hidden_size"), c.count("index_n_heads"), c.count("index_head_dim")
+    return Indexer(query_in * heads * dim + hidden * (dim + heads) + (2 * dim if layer_norm else 0), heads, dim)
+
+
+def _sparse_ffn(c: _Config, family: str, layers: int) -> list[bool]:
+    types, frequency = c.get("mlp_layer_types"), c.get("moe_layer_freq")
+    if not c.get("n_routed_experts", "num_local_experts", "num_experts"):
+        return [False] * layers
+    if types is not None:
+        return [kind == "sparse" for kind in types]
+    if isinstance(frequency, list):
+        return [bool(sparse) for sparse in frequency]
+    first = c.get("first_k_dense_replace")
+    if first is None:
+        first = 1 if family in ("mimo_v2_flash", "naive_n05_flash") else 0
+    step, dense = c.get("decoder_sparse_step") or 1, set(c.get("mlp_only_layers") or ())
+    return [i >= first and i not in dense and (i + 1) % step == 0 for i in range(layers)]
+
+
+def _feed_forward(c: _Config, family: str, sparse: bool) -> FeedForwardCosts:
+    hidden = c.count("hidden_size")
+    if not sparse:
+        inner = c.count("intermediate_size")
+        bias = (2 * inner + hidden) if c.get("mlp_bias") and family == "llama" else 0
+        return FeedForwardCosts(dense_params=3 * hidden * inner + bias, inner=inner)
+    experts = c.count("n_routed_experts", "num_local_experts", "num_experts")
+    top_k = c.count("num_experts_per_tok", "moe_topk")
+    if top_k > experts:
+        raise PlanError(f"the config of {c.name} routes each token to {top_k} of {experts} experts")
+    inner = c.count("moe_intermediate_size", "intermediate_size")
+    shared = (c.get("n_shared_experts") or 0) * 3 * hidden * inner
+    biased = family == "gpt_oss"
+    return FeedForwardCosts(
+        dense_params=shared,
+        inner=inner,
+        experts=experts,
+        top_k=top_k,
+        expert_params=3 * hidden * inner + (2 * inner + hidden if biased else 0),
+        router_params=experts * (hidden + (1 if biased else 0)),
+    )
+
+
+def _dtypes(c: _Config) -> Dtypes:
+    plain = str(c.get("dtype", "torch_dtype") or "bf16").removeprefix("torch.")
+    plain = _DTYPE_NAMES.get(plain, plain)
+    if plain not in DTYPE_BITS:
+        raise PlanError(f"the config of {c.name} has dtype {plain!r}; plan knows {', '.join(DTYPE_BITS)}")
+    quantization = c.get("quantization_config")
+    if not quantization:
+        return Dtypes(plain, plain, plain, plain)
+    method = quantization.get("quant_method")
+    bits = quantization.get("bits") or (4 if quantization.get("load_in_4bit") else None)
+    for group in (quantization.get("config_groups") or {}).values():
+        bits = (group.get("weights") or {}).get("num_bits", bits)
+    packed = {"fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}.get(method) or {4: "int4", 8: "int8"}.get(bits or 0)
+    if packed is None:
+        raise PlanError(f"{c.name} is quantized with {method!r}; plan knows fp8, mxfp4, nvfp4 and 4 or 8 bit integers")
+    skipped = (
+        quantization.get("modules_to_not_convert") or quantization.get("ignore") or quantization.get("ignored_layers")
+    )
+    plain_attention = method == "mxfp4" or any("attn" in str(x) or "o_proj" in str(x) for x in skipped or ())
+    return Dtypes(plain if plain_attention else packed, packed, packed, plain)
