@@ -74,9 +74,9 @@ $(VENV)/.model: | $(BIN)/python
 $(VENV)/.torch: $(VENV)/.package
 	@if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then \
 	  echo "NVIDIA GPU found: installing PyTorch"; $(PIP) install -c constraints.txt -e '.[cuda]' </dev/null; \
-	elif ! $(BIN)/python -c 'from slipstream.backends import cpu; raise SystemExit(not cpu.available())'; then \
-	  echo "No native kernels: a C++ compiler was missing, or failed (Debian: apt install g++, then make clean run)."; \
-	  echo "Installing PyTorch, which is slower, in their place"; $(PIP) install -c constraints.txt -e '.[torch]' </dev/null; \
+	elif ! why=$$($(BIN)/python -c 'from slipstream.backends.cpu.library import library; library()' 2>&1); then \
+	  echo "$$why" | tail -n 1; \
+	  echo "Installing PyTorch in place of the native kernels; it is slower"; $(PIP) install -c constraints.txt -e '.[torch]' </dev/null; \
 	fi
 	@touch $@
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream import LLM, Completion, SamplingParams
+from slipstream import LLM, Completion, SamplingParams, Session
 from slipstream.bench.machine import cores, read_bandwidth
 from slipstream.bench.measure import Summary, summarize
 from slipstream.bench.workloads import Prompt, PromptSet, prompts
+from slipstream.drafters import Memory, make_drafter
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,13 @@ def measure_decode(
     """
     chosen = prompts(prompt_set)
     llm = LLM(model, **engine)
-    _answer(llm, chosen[0], max_tokens=8)  # touches every weight once, so that no answer pays for page faults
+    drafter = engine.get("drafter", "auto")
+    _answer(llm, chosen[0], drafter, max_tokens=8)  # touches every weight once, so that no answer pays for page faults
     completions: list[Completion] = []
     rounds: list[float] = []
     for _ in range(repeats):
         for prompt in chosen:
-            completion, gaps = _answer(llm, prompt, max_tokens or prompt.max_tokens)
+            completion, gaps = _answer(llm, prompt, drafter, max_tokens or prompt.max_tokens)
             completions.append(completion)
             rounds += gaps
             progress(f"{prompt.id}: {completion.timing.tokens_per_s:.0f} tok/s")
@@ -83,14 +85,20 @@ def measure_decode(
     )
 
 
-def _answer(llm: LLM, prompt: Prompt, max_tokens: int) -> tuple[Completion, list[float]]:
+def fresh_session(llm: LLM, drafter: str) -> Session:
+    """A session that knows nothing of earlier answers, neither by its KV cache nor by its drafter's memory."""
+    return llm.session(drafter=make_drafter(drafter, cost=llm.cost, memory=Memory()))
+
+
+def _answer(llm: LLM, prompt: Prompt, drafter: str, max_tokens: int) -> tuple[Completion, list[float]]:
     """The whole answer, and the seconds of every round but the first, whose wait is prefill."""
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     gaps, last, completion = [], 0.0, None
-    for chunk in llm.stream_chat(list(prompt.messages), params):
-        now = time.perf_counter()
-        if last:
-            gaps.append(now - last)
-        last, completion = now, chunk.completion
+    with fresh_session(llm, drafter) as session:
+        for chunk in session.stream_chat(prompt.messages, params):
+            now = time.perf_counter()
+            if last:
+                gaps.append(now - last)
+            last, completion = now, chunk.completion
     assert completion is not None  # the last chunk carries it
     return completion, gaps

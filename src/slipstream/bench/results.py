@@ -76,7 +76,7 @@ class Results:
 
 
 def write(folder: Path, topic: str, rows: Sequence[Row], *, packages: Sequence[str] = (), **machine: Any) -> Path:
-    """Write `topic` as measured here and now; rows of an earlier file that were not measured again are dropped.
+    """Write `topic` as measured here and now.
 
     packages: whose versions matter to the figures. machine: further facts, such as `read_gb_s`.
     """
@@ -128,6 +128,13 @@ def table(results: Results) -> str:
         where += f", {machine['read_gb_s']:.0f} GB/s measured reads"
     named = ", ".join(f"{name} {version}" for name, version in results.versions.items() if name != "slipstream-llm")
     return "\n".join([*lines, "", f"Measured {results.date} on {where}; commit {results.commit}; {named}."])
+
+
+def line(row: Row) -> str:
+    """A row in one line, for a terminal."""
+    peer = f"   {row.peer} {quantity(row.peer_value, row.unit)}" if row.peer_value is not None else ""
+    ratio = f"   {row.ratio:.2f}x" if row.ratio is not None else ""
+    return f"{row.id:16} {quantity(row.value, row.unit)}{peer}{ratio}   {row.work}"
 
 
 def quantity(value: float, unit: str) -> str:

@@ -10,8 +10,8 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -72,17 +72,18 @@ class Chat:
         self.console, self.llm, self.params, self.show_drafts = console, llm, params, show_drafts
         self.opening = [{"role": "system", "content": system}] if system is not None else []
         self.last: Completion | None = None
-        self.reset()
+        self.session = self.start()
 
-    def reset(self) -> None:
-        self.messages = list(self.opening)
-        self.session: Session = self.llm.session()
+    def start(self) -> Session:
+        session = self.llm.session()
+        session.messages = list(self.opening)
+        return session
 
     def loop(self) -> None:
         """Read and answer until /quit or the end of input."""
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (line editing and history for input())
-        commands: dict[str, Callable[[], None]] = {"/help": self.help, "/reset": self.restart, "/stats": self.stats}
+        commands: dict[str, Callable[[], None]] = {"/help": self.help, "/reset": self.reset, "/stats": self.stats}
         while (said := self.read()) is not None and said != "/quit":
             if said in commands:
                 commands[said]()
@@ -111,8 +112,9 @@ class Chat:
     def help(self) -> None:
         self.console.print(HELP, style="dim", markup=False)
 
-    def restart(self) -> None:
-        self.reset()
+    def reset(self) -> None:
+        self.session.close()
+        self.session = self.start()
         self.console.print("new conversation", style="dim")
 
     def stats(self) -> None:
@@ -128,23 +130,23 @@ class Chat:
 
     def answer(self, said: str) -> None:
         """Stream one answer. A bad request is reported and forgotten; the conversation goes on."""
-        messages = [*self.messages, {"role": "user", "content": said}]
         try:
-            text = self.draw(self.session.stream_chat(messages, self.params))
+            self.draw(self.session.stream_chat(said, self.params))
         except RequestError as error:
-            return self.console.print(str(error), style="red", markup=False)
-        self.messages = [*messages, {"role": "assistant", "content": text}]
+            self.console.print(str(error), style="red", markup=False)
 
-    def draw(self, chunks: Iterator[Chunk]) -> str:
-        """Show chunks as they come, with the speed below; returns their text, cut short by Ctrl-C."""
+    def draw(self, chunks: Iterator[Chunk]) -> None:
+        """Show chunks as they come, with the speed below, until the last or Ctrl-C."""
         from rich.live import Live
 
         paragraph, shown, tokens, started = _Paragraph(self.console), 0.0, 0, time.perf_counter()
-        said: list[str] = []
-        with _interruptible() as interrupted, Live(console=self.console, auto_refresh=False, transient=True) as live:
+        with (
+            _interruptible() as interrupted,
+            contextlib.closing(cast("Generator[Chunk]", chunks)),  # closing it early cancels the answer
+            Live(console=self.console, auto_refresh=False, transient=True) as live,
+        ):
             for chunk in chunks:
                 for piece in chunk.pieces:
-                    said.append(piece.text)
                     paragraph.append(printable(piece.text), "green" if self.show_drafts and piece.drafted else "")
                 first = tokens == 0
                 tokens += len(chunk.token_ids)
@@ -157,7 +159,6 @@ class Chat:
                 if chunk.completion is not None:
                     self.last = chunk.completion
                 if interrupted():
-                    getattr(chunks, "close", lambda: None)()
                     break
             live.update("", refresh=True)
         paragraph.end()
@@ -165,7 +166,6 @@ class Chat:
             self.console.print("stopped", style="dim")
         elif self.last is not None:
             self.console.print(speed_line(self.last), style="dim")
-        return "".join(said)
 
 
 class _Paragraph:

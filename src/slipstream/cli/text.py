@@ -30,6 +30,8 @@ def speed_line(completion: Completion) -> str:
         parts.append(f"{completion.cached_tokens} of {completion.prompt_tokens} prompt tokens reused")
     if speculation.accepted:
         parts.append(f"{speculation.drafter} drafter {speculation.tokens_per_round:.1f} tokens a round")
+    if completion.finish_reason == "length":
+        parts.append("cut at the token limit")
     return " · ".join(parts)
 
 
