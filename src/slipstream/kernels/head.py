@@ -1,0 +1,62 @@
+"""Final RMSNorm and language-model head: the logits of every row."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from slipstream.kernels.launch import ROWS, Case, Cost, dot, launch, nbytes, poisoned, row_tile, tile, weight_tile
+
+
+def reference(h: torch.Tensor, norm: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
+    """h (rows, hidden), w (vocab, hidden) -> (rows, vocab) float64."""
+    h = h.double()
+    return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps) * norm.double()) @ w.double().T
+
+
+@triton.jit
+def kernel(h, norm, w, out, K, N, eps, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr,
+           PDL: tl.constexpr):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    features = tl.program_id(0) * BN + tl.arange(0, BN)
+    inside = tl.minimum(features, N - 1)
+    rows = tl.arange(0, R)
+    w_tile = weight_tile(w, inside, 0, K, BK, PARTS)
+    scale = row_tile(norm, rows * 0, 0, K, BK, PARTS)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    x = row_tile(h, rows, 0, K, BK, PARTS)
+    square = tl.sum(tl.sum(x * x, 2), 0)
+    acc = dot((x * scale).to(w.dtype.element_ty), w_tile)
+    for k0 in range(BK, K, BK):
+        w_tile = weight_tile(w, inside, k0, K, BK, PARTS)
+        x = row_tile(h, rows, k0, K, BK, PARTS)
+        square += tl.sum(tl.sum(x * x, 2), 0)
+        x = (x * row_tile(norm, rows * 0, k0, K, BK, PARTS)).to(w.dtype.element_ty)
+        acc = dot(x, w_tile, acc)
+    y = tl.sum(acc, 0) * tl.rsqrt(square / K + eps)[:, None]
+    tl.store(out + rows[:, None] * N + features[None, :], y, mask=(features < N)[None, :])
+
+
+def head(
+    h: torch.Tensor, norm: torch.Tensor, w: torch.Tensor, out: torch.Tensor, eps: float, pdl: bool = False
+) -> None:
+    """h (ROWS, hidden) float32, w (vocab, hidden) -> out (ROWS, vocab) float32."""
+    n, k = w.shape
+    bk, parts = tile(k)
+    launch(kernel, (triton.cdiv(n, 32),), h, norm, w, out, k, n, eps, pdl=pdl, num_warps=8, BN=32, BK=bk,
+           PARTS=parts, R=ROWS)  # fmt: skip
+
+
+def case(hidden: int, vocab: int, dtype: torch.dtype, device: torch.device) -> Case:
+    h, norm = torch.randn(ROWS, hidden, device=device), torch.randn(hidden, device=device)
+    w = (torch.randn(vocab, hidden, device=device) / hidden**0.5).to(dtype)
+    out = poisoned(ROWS, vocab, dtype=torch.float32, device=device)
+    return Case(
+        lambda: head(h, norm, w, out, 1e-5),
+        {"out": out},
+        lambda: {"out": reference(h, norm, w, 1e-5)},
+        Cost(nbytes(h, norm, w, out), 2 * ROWS * hidden * vocab),
+    )
