@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +41,7 @@ class Checkpoint:
     """One loadable model. `tensors` has exactly the names and shapes of `spec.tensor_shapes()`.
 
     path: the GGUF file or the directory. file_bytes: size of its weight files. eos_token_ids: tokens that end a text.
+    gguf: the head of the file, where it is one.
     """
 
     name: str
@@ -49,10 +50,15 @@ class Checkpoint:
     tensors: Mapping[str, WeightTensor]
     eos_token_ids: tuple[int, ...]
     file_bytes: int
+    gguf: GGUFFile | None = field(default=None, repr=False)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Built on first use. Raises CheckpointError where its files are missing or of an unknown kind."""
+        if self.gguf:
+            from slipstream.models.gguf_tokenizer import tokenizer_from_gguf
+
+            return tokenizer_from_gguf(self.gguf, self.eos_token_ids)
         from slipstream.models.tokenizer import load_tokenizer
 
         return load_tokenizer(self.path, self.eos_token_ids)
@@ -145,7 +151,7 @@ def _load_gguf(name: str, path: Path) -> Checkpoint:
     known = {kind: family.gguf for family in FAMILIES if family.gguf for kind in family.gguf.types}
     container = _pick(path, architecture, known)
     spec, tensors = _canonical(fields, container, file.tensors)
-    return Checkpoint(name, path, spec, tensors, _gguf_eos(file, spec.vocab), file.file_bytes)
+    return Checkpoint(name, path, spec, tensors, _gguf_eos(file, spec.vocab), file.file_bytes, file)
 
 
 def _load_directory(name: str, path: Path) -> Checkpoint:

@@ -97,7 +97,7 @@ def _numbers(file: GGUFFile, key: str, count: int) -> list[Any] | None:
 def _byte_level(file: GGUFFile, pieces: list[str], pre: str) -> tokenizers.Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    merges: list[Any] = [tuple(_merge(text)) for text in _strings(file, "merges")]
+    merges: list[Any] = [tuple(text.split(" ", 1)) for text in _strings(file, "merges")]
     vocab = {piece: i for i, piece in enumerate(pieces)}
     core = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in _WHOLE_WORDS_FIRST))
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS[pre]]
@@ -106,12 +106,6 @@ def _byte_level(file: GGUFFile, pieces: list[str], pre: str) -> tokenizers.Token
     if pre in _NFC:
         core.normalizer = normalizers.NFC()
     return core
-
-
-def _merge(text: str) -> list[str]:
-    """Left and right of a merge, parted by its first space that is not the first character."""
-    at = text.find(" ", 1)
-    return [text[:at], text[at + 1 :]]
 
 
 def _sentencepiece(file: GGUFFile, pieces: list[str], types: list[Any]) -> tokenizers.Tokenizer:

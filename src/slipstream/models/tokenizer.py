@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import CheckpointError, RequestError
-from slipstream.models.gguf_file import read_gguf
 from slipstream.models.safetensors_file import read_json
 
 if TYPE_CHECKING:
@@ -168,15 +167,7 @@ class StreamDecoder:
 
 
 def load_tokenizer(path: Path, eos_token_ids: Sequence[int] = ()) -> Tokenizer:
-    """The tokenizer of a GGUF file or checkpoint directory. Raises CheckpointError: missing, damaged or unsupported."""
-    if path.is_dir():
-        return _from_directory(path, eos_token_ids)
-    from slipstream.models.gguf_tokenizer import tokenizer_from_gguf
-
-    return tokenizer_from_gguf(read_gguf(path), eos_token_ids)
-
-
-def _from_directory(path: Path, eos_token_ids: Sequence[int]) -> Tokenizer:
+    """The tokenizer of a checkpoint directory. Raises CheckpointError: missing, damaged or unsupported."""
     from tokenizers import Tokenizer as Core
 
     file = path / "tokenizer.json"
