@@ -19,7 +19,7 @@ COMMANDS = {
     "run": ("slipstream.cli.run", "Answer one prompt."),
     "chat": ("slipstream.cli.chat", "Chat in the terminal; the KV cache stays between turns."),
     "models": ("slipstream.cli.models", "List the models that load by name, and where their weights are."),
-    "plan": ("slipstream.cli.plan", "Count the bytes of a round: its floor on a machine, and what would move it."),
+    "plan": ("slipstream.cli.plan", "The floor of a model on a machine, from its config alone."),
     "bench": ("slipstream.cli.bench", "Measure this machine against its memory floor."),
     "verify": ("slipstream.cli.verify", "Prove that speculative decoding changes nothing."),
     "completion": ("slipstream.cli.completion", "Print the shell completion script."),

@@ -14,12 +14,14 @@ from slipstream.cli.replay import replay_options, report
 @click.argument("trace", required=False, type=click.Path(path_type=Path))
 @click.option("--calls", type=int, default=48, show_default=True, help="Without TRACE: dependent calls.")
 @click.option("--output", type=int, default=1000, show_default=True, help="Without TRACE: tokens written a call.")
-@click.option("--input", "new_tokens", type=int, default=0, show_default=True, help="Without TRACE: fresh tokens a call.")
-@click.option("--tool", "tool_s", type=float, default=0.0, show_default=True, help="Without TRACE: seconds a tool runs.")
+@click.option(
+    "--input", "new_tokens", type=int, default=0, show_default=True, help="Without TRACE: fresh tokens a call."
+)
+@click.option(
+    "--tool", "tool_s", type=float, default=0.0, show_default=True, help="Without TRACE: seconds a tool runs."
+)
 @replay_options
-def command(
-    trace: Path | None, calls: int, output: int, new_tokens: int, tool_s: float, **options: Any
-) -> None:
+def command(trace: Path | None, calls: int, output: int, new_tokens: int, tool_s: float, **options: Any) -> None:
     """Replay an agent's trace at several decode speeds, by arithmetic.
 
     TRACE is JSON Lines, one turn a line: prompt_tokens, cached_tokens, output_tokens, tool_s. Without it, a chain of

@@ -43,7 +43,9 @@ def replay_options(command: F) -> F:
             show_default=True,
             help="List price, USD a million tokens: fresh input, cached input, output.",
         ),
-        click.option("--call", "call_s", type=float, default=0.0, show_default=True, help="Seconds a call costs besides tokens."),
+        click.option(
+            "--call", "call_s", type=float, default=0.0, show_default=True, help="Seconds a call costs besides tokens."
+        ),
         click.option("--prefill", type=float, default=10_000.0, show_default=True, help="Prefill rate, tok/s."),
         click.option(
             "--tier",
@@ -92,21 +94,21 @@ def report(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("tok/s", "price", "decode", "prefill", "calls", "tools", "total", "limit", "cost", "USD an hour saved"):
-        table.add_column(name, justify="left" if name == "limit" else "right")
+    parts = {"decode": "decode_s", "prefill": "prefill_s", "calls": "call_s", "tools": "tool_s"}
+    shown = {name: key for name, key in parts.items() if any(getattr(row.clock, key) for row in rows)}
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for name in ("tok/s", "price", *shown, "total", "limit", "cost", "$/h saved"):
+        table.add_column(name, justify="left" if name == "limit" else "right", no_wrap=True)
     for row in rows:
         clock, saved = row.clock, row.usd_per_hour_saved
-        times = [duration(s) for s in (clock.decode_s, clock.prefill_s, clock.call_s, clock.tool_s)]
-        limit = f"{clock.limit} {clock.decode_share:.0%}" if clock.limit == "decode" else clock.limit
         table.add_row(
             f"{row.tier.decode_tokens_per_s:,.0f}",
             f"{row.tier.multiplier:g}x",
-            *times,
+            *(duration(getattr(clock, key)) for key in shown.values()),
             f"[bold]{duration(clock.total_s)}[/]",
-            limit,
+            f"decode {clock.decode_share:.0%}" if clock.limit == "decode" else clock.limit,
             f"${row.usd:,.2f}",
-            f"${saved:,.2f}" if saved is not None else "",
+            f"{saved:,.2f}" if saved is not None else "",
         )
     console = Console(highlight=False)
     console.print(table)
@@ -115,8 +117,8 @@ def report(
 
 
 def duration(seconds: float) -> str:
-    """A time people read at a glance: 9.6 s, 1 m 36 s, 2 h 5 m."""
-    if seconds < 60:
-        return f"{seconds:.3g} s" if seconds else "-"
+    """A time people read at a glance: 9.6s, 1m36s, 2h05m."""
+    if seconds < 59.5:
+        return f"{seconds:.3g}s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} m {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} m"
+    return f"{minutes}m{rest:02}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}m"
