@@ -17,7 +17,7 @@ def reference(h: torch.Tensor, norm: torch.Tensor, gate: torch.Tensor, up: torch
 
 
 @triton.jit
-def kernel(h, norm, gate, up, out, K, N, eps, BK: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr,
+def kernel(h, norm, gate, up, out, N, eps, K: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr,
            PDL: tl.constexpr):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -31,7 +31,7 @@ def kernel(h, norm, gate, up, out, K, N, eps, BK: tl.constexpr, PARTS: tl.conste
     square = tl.sum(tl.sum(x * x, 2), 0)
     x = (x * scale).to(gate.dtype.element_ty)
     acc_g, acc_u = dot(x, g), dot(x, u)
-    for k0 in range(BK, K, BK):
+    for k0 in tl.range(BK, K, BK, num_stages=2):
         g, u = weight_tile(gate, features, k0, K, BK, PARTS), weight_tile(up, features, k0, K, BK, PARTS)
         x = row_tile(h, rows, k0, K, BK, PARTS)
         square += tl.sum(tl.sum(x * x, 2), 0)
@@ -51,7 +51,7 @@ def gate_up(
     """h (ROWS, hidden) float32, gate and up (inner, hidden) -> out (ROWS, inner)."""
     n, k = gate.shape
     bk, parts = tile(k)
-    launch(kernel, (n // 16,), h, norm, gate, up, out, k, n, eps, pdl=pdl, num_warps=8, BK=bk, PARTS=parts, R=ROWS)
+    launch(kernel, (n // 16,), h, norm, gate, up, out, n, eps, pdl=pdl, num_warps=8, K=k, BK=bk, PARTS=parts, R=ROWS)
 
 
 def case(hidden: int, inner: int, dtype: torch.dtype, device: torch.device) -> Case:

@@ -16,8 +16,8 @@ def reference(h: torch.Tensor, norm: torch.Tensor, w: torch.Tensor, eps: float) 
 
 
 @triton.jit
-def kernel(h, norm, w, out, K, N, eps, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr,
-           PDL: tl.constexpr):  # fmt: skip
+def kernel(h, norm, w, out, N, eps, BN: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
+           R: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     features = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -30,12 +30,12 @@ def kernel(h, norm, w, out, K, N, eps, BN: tl.constexpr, BK: tl.constexpr, PARTS
     x = row_tile(h, rows, 0, K, BK, PARTS)
     square = tl.sum(tl.sum(x * x, 2), 0)
     acc = dot((x * scale).to(w.dtype.element_ty), w_tile)
-    for k0 in range(BK, K, BK):
+    for k0 in tl.range(BK, K, BK, num_stages=2):
         w_tile = weight_tile(w, inside, k0, K, BK, PARTS)
         x = row_tile(h, rows, k0, K, BK, PARTS)
         square += tl.sum(tl.sum(x * x, 2), 0)
-        x = (x * row_tile(norm, rows * 0, k0, K, BK, PARTS)).to(w.dtype.element_ty)
-        acc = dot(x, w_tile, acc)
+        x *= row_tile(norm, rows * 0, k0, K, BK, PARTS)
+        acc = dot(x.to(w.dtype.element_ty), w_tile, acc)
     y = tl.sum(acc, 0) * tl.rsqrt(square / K + eps)[:, None]
     tl.store(out + rows[:, None] * N + features[None, :], y, mask=(features < N)[None, :])
 
@@ -46,7 +46,7 @@ def head(
     """h (ROWS, hidden) float32, w (vocab, hidden) -> out (ROWS, vocab) float32."""
     n, k = w.shape
     bk, parts = tile(k)
-    launch(kernel, (triton.cdiv(n, 32),), h, norm, w, out, k, n, eps, pdl=pdl, num_warps=8, BN=32, BK=bk,
+    launch(kernel, (triton.cdiv(n, 32),), h, norm, w, out, n, eps, pdl=pdl, num_warps=8, BN=32, K=k, BK=bk,
            PARTS=parts, R=ROWS)  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def poisoned(*shape: int, dtype: torch.dtype, device: Any) -> torch.Tensor:
 
 def tile(k: int) -> tuple[int, int]:
     """(columns of a weight tile, parts they are cut in, one for each warp to sum) for rows of `k` values."""
-    columns = min(1024, triton.next_power_of_2(k))
+    columns = triton.next_power_of_2(k) if k <= 1024 else 512
     return columns, max(1, min(8, columns // 16))
 
 

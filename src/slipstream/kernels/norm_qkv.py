@@ -62,9 +62,9 @@ def reference(
 
 
 @triton.jit
-def kernel(h, norm, w, bias, q_norm, k_norm, cos_sin, q, keys, values, state, K, capacity, eps, HEADS: tl.constexpr,
+def kernel(h, norm, w, bias, q_norm, k_norm, cos_sin, q, keys, values, state, capacity, eps, HEADS: tl.constexpr,
            KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BIAS: tl.constexpr, HEAD_NORM: tl.constexpr,
-           BK: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+           K: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     programs: tl.constexpr = D // 2 // HALF
@@ -81,7 +81,7 @@ def kernel(h, norm, w, bias, q_norm, k_norm, cos_sin, q, keys, values, state, K,
     square = tl.sum(tl.sum(x * x, 2), 0)
     x = (x * scale).to(w.dtype.element_ty)
     acc_low, acc_high = dot(x, w_low), dot(x, w_high)
-    for k0 in range(BK, K, BK):
+    for k0 in tl.range(BK, K, BK, num_stages=2):
         w_low, w_high = weight_tile(w, low, k0, K, BK, PARTS), weight_tile(w, high, k0, K, BK, PARTS)
         x = row_tile(h, rows, k0, K, BK, PARTS)
         square += tl.sum(tl.sum(x * x, 2), 0)
@@ -145,9 +145,9 @@ def norm_qkv(
     bk, parts = tile(h.shape[1])
     programs = (heads + 2 * kv_heads) * (d // 2 // half)
     launch(kernel, (programs,), h, norm, w, h if bias is None else bias,
-           *((h, h) if head_norm is None else head_norm), cos_sin, q, keys, values, state, h.shape[1], capacity, eps,
+           *((h, h) if head_norm is None else head_norm), cos_sin, q, keys, values, state, capacity, eps,
            pdl=pdl, num_warps=8, HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half, BIAS=bias is not None,
-           HEAD_NORM=head_norm is not None, BK=bk, PARTS=parts, R=ROWS)  # fmt: skip
+           HEAD_NORM=head_norm is not None, K=h.shape[1], BK=bk, PARTS=parts, R=ROWS)  # fmt: skip
 
 
 def case(

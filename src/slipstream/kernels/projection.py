@@ -56,8 +56,8 @@ def merged_tile(x, lse, rows, k0, K, first, last, D: tl.constexpr, BK: tl.conste
 
 
 @triton.jit
-def kernel(x, lse, w, h, state, K, N, window, MERGE: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr,
-           BK: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+def kernel(x, lse, w, h, state, N, window, MERGE: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr,
+           K: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     features = tl.program_id(0) * 16 + tl.arange(0, 16)
@@ -74,7 +74,7 @@ def kernel(x, lse, w, h, state, K, N, window, MERGE: tl.constexpr, D: tl.constex
     else:
         x_tile = row_tile(x, live, 0, K, BK, PARTS)
     acc = dot(x_tile.to(w.dtype.element_ty), w_tile)
-    for k0 in range(BK, K, BK):
+    for k0 in tl.range(BK, K, BK, num_stages=2):
         w_tile = weight_tile(w, features, k0, K, BK, PARTS)
         if MERGE:
             x_tile = merged_tile(x, lse, live, k0, K, first, last, D, BK, PARTS, R)
@@ -93,16 +93,16 @@ def attention_projection(
     """Attention's parts (splits, ROWS, heads, d) and lse, w (hidden, heads * d): h (ROWS, hidden) += merged w^T."""
     n, k = w.shape
     bk, parts_ = tile(k)
-    launch(kernel, (n // 16,), parts, lse, w, h, state, k, n, window or 1 << 30, pdl=pdl, num_warps=8, MERGE=True,
-           D=parts.shape[3], SPLIT=KV_SPLIT, BK=bk, PARTS=parts_, R=ROWS)  # fmt: skip
+    launch(kernel, (n // 16,), parts, lse, w, h, state, n, window or 1 << 30, pdl=pdl, num_warps=8, MERGE=True,
+           D=parts.shape[3], SPLIT=KV_SPLIT, K=k, BK=bk, PARTS=parts_, R=ROWS)  # fmt: skip
 
 
 def projection(x: torch.Tensor, w: torch.Tensor, h: torch.Tensor, state: torch.Tensor, pdl: bool = False) -> None:
     """x (ROWS, k), w (hidden, k): h (ROWS, hidden) += x w^T, for the rows that run."""
     n, k = w.shape
     bk, parts = tile(k)
-    launch(kernel, (n // 16,), x, x, w, h, state, k, n, 1 << 30, pdl=pdl, num_warps=8, MERGE=False, D=1,
-           SPLIT=KV_SPLIT, BK=bk, PARTS=parts, R=ROWS)  # fmt: skip
+    launch(kernel, (n // 16,), x, x, w, h, state, n, 1 << 30, pdl=pdl, num_warps=8, MERGE=False, D=1,
+           SPLIT=KV_SPLIT, K=k, BK=bk, PARTS=parts, R=ROWS)  # fmt: skip
 
 
 def case(

@@ -26,7 +26,7 @@ from slipstream.kernels.launch import (
 
 BLOCK = 2048
 TEMPERATURE, TOP_P, MIN_P = range(3)
-"""Slots of `params` (float64)."""
+"""Slots of `knobs` (float64)."""
 TOP_K_: tl.constexpr = tl.constexpr(TOP_K)
 
 
@@ -120,12 +120,12 @@ def min_p_prefix(logits, V, cut_key, cut_id, min_p, top, temperature, BLOCK: tl.
 
 
 @triton.jit
-def cut_kernel(logits, params, cuts, state, V, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def cut_kernel(logits, knobs, cuts, state, V, BLOCK: tl.constexpr, PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
-    temperature, top_p, min_p = tl.load(params), tl.load(params + 1), tl.load(params + 2)
+    temperature, top_p, min_p = tl.load(knobs), tl.load(knobs + 1), tl.load(knobs + 2)
     top_k = tl.load(state + TOP_K_)
     if (row < tl.load(state + RUN_ROWS_)) & (temperature > 0):
         logits += row.to(tl.int64) * V
@@ -147,7 +147,7 @@ def cut_kernel(logits, params, cuts, state, V, BLOCK: tl.constexpr, PDL: tl.cons
 
 
 @triton.jit
-def best_kernel(logits, params, seed, cuts, scores, tokens, state, V, blocks, FILTER: tl.constexpr,
+def best_kernel(logits, knobs, seed, cuts, scores, tokens, state, V, blocks, FILTER: tl.constexpr,
                 BLOCK: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -156,7 +156,7 @@ def best_kernel(logits, params, seed, cuts, scores, tokens, state, V, blocks, FI
     if row < tl.load(state + RUN_ROWS_):
         ids = block * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(logits + row.to(tl.int64) * V + ids, mask=ids < V, other=float("-inf"))
-        temperature = tl.load(params)
+        temperature = tl.load(knobs)
         score = x.to(tl.float64)
         if temperature > 0:
             position = tl.load(state + START_) + row + 1  # of the token this row decides
@@ -177,7 +177,7 @@ def blocks(vocab: int) -> int:
 
 def best(
     logits: torch.Tensor,
-    params: torch.Tensor,
+    knobs: torch.Tensor,
     seed: torch.Tensor,
     cuts: torch.Tensor,
     scores: torch.Tensor,
@@ -186,7 +186,7 @@ def best(
     filtered: bool,
     pdl: bool = False,
 ) -> None:
-    """logits (ROWS, vocab) float32, params (3,) float64, seed (1,) int64 -> the best score (ROWS, blocks) float64 and
+    """logits (ROWS, vocab) float32, knobs (3,) float64, seed (1,) int64 -> the best score (ROWS, blocks) float64 and
     token (ROWS, blocks) int32 of each block. cuts: scratch (ROWS, 2) int32, used where `filtered`."""
     vocab = logits.shape[1]
     if filtered:
@@ -194,7 +194,7 @@ def best(
             cut_kernel,
             (ROWS,),
             logits,
-            params,
+            knobs,
             cuts,
             state,
             vocab,
@@ -202,7 +202,7 @@ def best(
             num_warps=16,
             BLOCK=min(8192, triton.next_power_of_2(vocab)),
         )
-    launch(best_kernel, (ROWS, blocks(vocab)), logits, params, seed, cuts, scores, tokens, state, vocab,
+    launch(best_kernel, (ROWS, blocks(vocab)), logits, knobs, seed, cuts, scores, tokens, state, vocab,
            blocks(vocab), pdl=pdl, FILTER=filtered, BLOCK=BLOCK)  # fmt: skip
 
 
@@ -222,7 +222,7 @@ def case(
     logits[:, 3:9] = logits[:, 2:3]  # equal logits, which the lowest id wins
     state = torch.zeros(STATE_SIZE, dtype=torch.int32, device=device)
     state[START], state[RUN_ROWS], state[TOP_K] = start, ROWS, top_k
-    params = torch.tensor([temperature, top_p, min_p], dtype=torch.float64, device=device)
+    knobs = torch.tensor([temperature, top_p, min_p], dtype=torch.float64, device=device)
     seeds = torch.tensor([seed], dtype=torch.int64, device=device)
     cuts = torch.full((ROWS, 2), -1, dtype=torch.int32, device=device)
     scores = torch.full((ROWS, blocks(vocab)), float("nan"), dtype=torch.float64, device=device)
@@ -230,7 +230,7 @@ def case(
     out = torch.full((ROWS,), -1, dtype=torch.int64, device=device)
 
     def run() -> None:
-        best(logits, params, seeds, cuts, scores, tokens, state, 0 < top_k < vocab or top_p < 1 or min_p > 0)
+        best(logits, knobs, seeds, cuts, scores, tokens, state, 0 < top_k < vocab or top_p < 1 or min_p > 0)
         out.copy_(tokens.gather(1, scores.argmax(-1, keepdim=True))[:, 0])
 
     def expected() -> dict[str, torch.Tensor]:
