@@ -3,29 +3,35 @@
     text    ... the cat sat on the mat . then the cat sat on
                 |---- matched -----|> the mat . then ...         |---- newest ----|> the mat . then: the guess
 
-Prompt lookup (Saxena 2023) and suffix decoding (Oliaro et al. 2024, arXiv:2411.04975) in one table a match length: the
-n-gram that ends at each position maps to the position after it, the most recent one winning. The longest of a ladder
-of lengths is looked up first, in this conversation, then in a bounded memory of earlier texts. While guesses come true
-the match only grows, so nothing is looked up at all.
+Prompt lookup (Saxena 2023) and suffix decoding (Oliaro et al. 2024, arXiv:2411.04975) with one hash table a match
+length: the n-gram that ends at each position leads to the position after it, the most recent one winning. The longest
+of a ladder of lengths is looked up first, in this conversation, then in a bounded memory of earlier texts. While
+guesses come true the match only grows, so nothing is looked up at all.
 
 How many tokens to draft is a bet: the chance that a guess holds is learned by match length, from rounds that drafted
 and, unspent, from rounds that did not; the cost of a longer round is told by the engine. The drafter proposes what
 maximises expected tokens over expected time, which is nothing where that does not pay.
 
-It knows nothing about text, models or sampling, and needs only the standard library.
+It knows nothing about text, models or sampling.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 
-LADDER = (12, 6, 3, 2)
+import numpy as np
+
+LADDER = (12, 5, 2)
 """Match lengths that have a table, longest first."""
 
 _LONGEST = 32  # matches are measured up to here; longer ones are equally trusted
-_BULK = 64  # from here on, building a table in one go beats going token by token
+_BULK = 64  # from here on numpy is faster than a loop
 _REVISION = 32  # dropping at most this many tokens is a correction of the text, more is another text
+
+
+_BUCKET = tuple(length.bit_length() for length in range(1 + _LONGEST))
 
 
 def linear_cost(rows: int) -> float:
@@ -36,36 +42,44 @@ def linear_cost(rows: int) -> float:
 class TextIndex:
     """A growing text and where each n-gram of the ladder last ended in it.
 
-    The n-gram at the very end is entered once a token follows it, so that the end never matches itself.
+    The n-gram at the very end is entered once a token follows it, so that the end never matches itself. A table is a
+    power of two of slots, at least four for each token; a slot forgets the older of two n-grams that fall into it.
     """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.tables: tuple[dict[tuple[int, ...], int], ...] = tuple({} for _ in LADDER)
+        self._mask = 0  # slots - 1
+        self._tables: list[array[int]] = []
 
     def extend(self, new: Sequence[int]) -> None:
-        tokens = self.tokens
-        start = len(tokens)
-        tokens.extend(new)
-        for n, table in zip(LADDER, self.tables, strict=True):
-            if len(new) < _BULK:
-                for end in range(max(start, n), len(tokens)):
-                    table[tuple(tokens[end - n : end])] = end
+        start, end = len(self.tokens), len(self.tokens) + len(new)
+        self.tokens.extend(new)
+        if 4 * end >= self._mask:
+            self._mask = max((1 << (8 * end).bit_length()) - 1, 4095)
+            self._tables = [array("i", bytes(4 + 4 * self._mask)) for _ in LADDER]
+            start = 0
+        tokens, mask = self.tokens, self._mask
+        for n, table in zip(LADDER, self._tables, strict=True):
+            first = max(start, n)  # the n-grams that end right before positions first..end-1
+            if end - first < _BULK:
+                for at in range(first, end):
+                    table[hash(tuple(tokens[at - n : at])) & mask] = at
             else:
-                first = max(start - n, 0)
-                shifted = [tokens[first + i : len(tokens) - n + i] for i in range(n)]
-                table.update(zip(zip(*shifted, strict=True), range(first + n, len(tokens)), strict=True))
+                grams = zip(*(tokens[first - n + i : end - n + i] for i in range(n)), strict=True)
+                slots = np.fromiter(map(hash, grams), np.int64, end - first) & mask
+                np.frombuffer(table, np.int32)[slots] = np.arange(first, end)  # the last of equal slots stays
 
     def truncate(self, length: int) -> None:
         """Forget tokens from `length` on. Table entries may go stale; `find` checks them."""
         del self.tokens[length:]
 
-    def find(self, rung: int, gram: tuple[int, ...]) -> int | None:
-        """The position after the most recent n-gram `gram` of length LADDER[rung]."""
-        at = self.tables[rung].get(gram)
-        if at is None or (at < len(self.tokens) and tuple(self.tokens[at - len(gram) : at]) == gram):
-            return at
-        return None
+    def find(self, rung: int, gram: list[int], key: int) -> int:
+        """The position after the last known n-gram `gram`, LADDER[rung] tokens whose hash is `key`; 0 if none."""
+        if self._tables and (at := self._tables[rung][key & self._mask]):
+            n = len(gram)
+            if n <= at < len(self.tokens) and self.tokens[at - n : at] == gram:
+                return at
+        return 0
 
 
 class Memory:
@@ -86,20 +100,20 @@ class Memory:
 class Odds:
     """The chance that a guess holds, by the length of the match it follows: moving averages of what happened.
 
-    Buckets are powers of two, the last one from 32 tokens on. Their priors are rough figures for chat.
+    Lengths share a bucket between powers of two, the last one from 32 tokens on.
     """
 
     def __init__(self) -> None:
-        self._chance = [0.0, 0.1, 0.3, 0.5, 0.65, 0.8, 0.9]
-        self._seen = [4] * len(self._chance)  # the priors weigh as much as four guesses
+        self.chance = [0.0, 0.1, 0.3, 0.5, 0.65, 0.8, 0.9]  # rough figures for chat, worth four guesses
+        self._seen = [4] * len(self.chance)
 
-    def __call__(self, match: int) -> float:
-        return self._chance[min(match, _LONGEST).bit_length()]
-
-    def update(self, match: int, held: bool) -> None:
-        bucket = min(match, _LONGEST).bit_length()
-        self._seen[bucket] = seen = min(self._seen[bucket] + 1, 40)
-        self._chance[bucket] += (held - self._chance[bucket]) / seen
+    def update(self, match: int, held: int, missed: bool) -> None:
+        """After a match of `match` tokens, `held` guesses in a row came true; the next one was `missed`, or unknown."""
+        for length in range(match, match + held + missed):
+            bucket = _BUCKET[length] if length < _LONGEST else _BUCKET[_LONGEST]
+            if self._seen[bucket] < 40:
+                self._seen[bucket] += 1
+            self.chance[bucket] += ((length < match + held) - self.chance[bucket]) / self._seen[bucket]
 
 
 class SuffixDrafter:
@@ -139,28 +153,29 @@ class SuffixDrafter:
         return self._guess[: self._worth(min(limit, len(self._guess)))]
 
     def observe(self, committed: Sequence[int], drafted: int, accepted: int) -> None:
-        for offset, (guess, token) in enumerate(zip(self._guess, committed, strict=False)):
-            held = guess == token
-            self._odds.update(self._match + offset, held)
-            if not held:
-                self._source = None
-                break
         self._text.extend(committed)
-        if self._source is not None:
-            self._at += len(committed)
-            self._match += len(committed)
-            if len(committed) > len(self._guess) or self._at >= len(self._source.tokens):
-                self._source = None  # an earlier text ended here
+        if self._source is None:
+            return
+        guess, count = self._guess, len(committed)
+        held = (
+            count if guess[:count] == committed else next(i for i, t in enumerate(committed) if guess[i : i + 1] != [t])
+        )
+        self._odds.update(self._match, held, missed=held < min(count, len(guess)))
+        if held == count and self._at + count < len(self._source.tokens):
+            self._at += count
+            self._match += count
+        else:
+            self._source = None  # a wrong guess, or an earlier text ended here
 
     def _look_up(self) -> bool:
         """Find the match to guess from: the longest rung of the ladder, the newest text first."""
         tokens = self._text.tokens
         sources = (self._text, *self._memory.texts)
         for rung, n in enumerate(LADDER):
-            gram = tuple(tokens[-n:])
+            gram = tokens[-n:]
+            key = hash(tuple(gram))
             for source in sources:
-                at = source.find(rung, gram)
-                if at is not None:
+                if at := source.find(rung, gram, key):
                     self._source, self._at, self._match = source, at, self._measure(source.tokens, at, n)
                     return True
         return False
@@ -183,9 +198,10 @@ class SuffixDrafter:
 
     def _worth(self, limit: int) -> int:
         """How many drafts give the most expected tokens for their time; 0 where none pays."""
-        best, best_rate, expected, chance = 0, 1.0, 1.0, 1.0
+        best, best_rate, expected, chance, match = 0, 1.0, 1.0, 1.0, self._match
         for drafts in range(1, limit + 1):
-            chance *= self._odds(self._match + drafts - 1)
+            chance *= self._odds.chance[_BUCKET[match] if match < _LONGEST else _BUCKET[_LONGEST]]
+            match += 1
             expected += chance
             rate = expected / self._cost(1 + drafts)
             if rate > best_rate:
