@@ -76,7 +76,7 @@ class FakeBackend:
         self.spec = fake_spec(**spec)
         self.order, self.fault = order, fault
         self.prefilled: list[int] = []  # tokens of each prefill call
-        self.rounds: list[int] = []  # rows of each verify call
+        self.row_counts: list[int] = []  # rows of each verify call
         self.caches: list[FakeCache] = []
         rng = np.random.default_rng(0)
         self._table = rng.normal(0, 2.5, (1021, VOCAB)).astype(np.float32)
@@ -98,7 +98,7 @@ class FakeBackend:
 
     def verify(self, cache: FakeCache, tokens: np.ndarray) -> np.ndarray:
         assert 1 <= len(tokens) <= 1 + MAX_DRAFTS
-        self.rounds.append(len(tokens))
+        self.row_counts.append(len(tokens))
         cache.append(tokens)
         end = cache.length
         logits = np.stack([self.row(cache.tokens[: end - len(tokens) + 1 + i]) for i in range(len(tokens))])

@@ -14,7 +14,7 @@ from slipstream.models.tokenizer import StreamDecoder
 
 
 class TextStream:
-    """Pieces of one generation. `push` its tokens until `stopped`, `finish`, and `take` what is settled at any time.
+    """Pieces of one generation: `push` tokens until `stopped`, `take` what is settled, `finish` before the last take.
 
     stop: strings that end the text right before them. stop_token_ids: tokens that end it and add no text.
     Where one token completes several stop strings, the one that starts first counts.
