@@ -255,7 +255,7 @@ def _through_meter(tree: nodes.Template) -> None:
                 if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
                     values[i] = led(node, "_charged")
                 elif isinstance(node, nodes.Concat):
-                    values[i] = led(nodes.List(node.nodes, "load", lineno=node.lineno), "_text")
+                    values[i] = led(nodes.List(node.nodes, lineno=node.lineno), "_text")
             if not isinstance(value, list):
                 setattr(parent, field, values[0])
 

@@ -77,7 +77,8 @@ class Tokenizer:
     def encode(self, text: str, special: bool = True, bos: bool = False) -> list[int]:
         """The ids of `text`. special: names of special tokens in it become those tokens; otherwise they are plain text.
 
-        bos: start with the beginning-of-text token where `adds_bos`. Raises RequestError at a lone surrogate.
+        bos: start with the beginning-of-text token where `adds_bos`. A byte that the vocabulary lacks (SmolLM2 has no
+        U+0004) is left out, as the model's own tokenizer does. Raises RequestError at a lone surrogate.
         """
         try:
             text.encode()
