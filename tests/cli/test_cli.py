@@ -1,0 +1,81 @@
+"""The command group: help, completion, exit codes."""
+
+import json
+
+import pytest
+
+from slipstream.bench.verify import Check
+from slipstream.cli import COMMANDS, app
+from slipstream.cli.bench import BENCHES
+
+GROUPS = [(app, COMMANDS, ()), (app.get_command(None, "bench"), BENCHES, ("bench",))]
+PATHS = [(*path, name) for _, commands, path in GROUPS for name in commands]
+
+
+def test_help_lists_every_command(cli):
+    done = cli("--help")
+    assert done.code == 0
+    for name, (_, summary) in COMMANDS.items():
+        assert name in done.out
+        assert summary in done.out
+
+
+@pytest.mark.parametrize(("group", "commands", "path"), GROUPS)
+def test_the_summary_in_the_list_is_the_first_line_of_the_command(group, commands, path):
+    for name, (_, summary) in commands.items():
+        assert group.get_command(None, name).get_short_help_str(limit=200) == summary
+
+
+@pytest.mark.parametrize("path", PATHS, ids=" ".join)
+def test_every_command_explains_itself(cli, path):
+    done = cli(*path, "--help")
+    assert done.code == 0
+    assert "Usage: slipstream" in done.out
+
+
+def test_version(cli):
+    assert cli("--version").out.startswith("slipstream 0.")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(cli, shell):
+    done = cli("completion", shell)
+    assert done.code == 0
+    assert "_SLIPSTREAM_COMPLETE" in done.out
+
+
+def test_shell_completes_commands_and_models(cli, monkeypatch):
+    for words, expected in (
+        ("slipstream ver", "verify"),
+        ("slipstream run smo", "smollm2"),
+        ("slipstream run x --drafter su", "suffix"),
+    ):
+        monkeypatch.setenv("_SLIPSTREAM_COMPLETE", "fish_complete")
+        monkeypatch.setenv("COMP_WORDS", words.rpartition(" ")[0])
+        monkeypatch.setenv("COMP_CWORD", words.rpartition(" ")[2])
+        assert expected in cli().out
+
+
+def test_models_names_the_built_in_and_where_it_lies(cli):
+    assert "smollm2" in cli("models").out
+    assert json.loads(cli("models", "--json").out)[0]["name"] == "smollm2"
+
+
+@pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])
+def test_verify_exits_1_on_any_mismatch(cli, monkeypatch, passed, code):
+    checks = [Check("drafter suffix", True, "20 prompts"), Check("prefill chunks", passed, "token 3 differs")]
+    monkeypatch.setattr("slipstream.bench.verify.verify", lambda model, **options: checks)
+    done = cli("verify", "fake")
+    assert done.code == code
+    assert f"{1 + passed} of 2 checks passed" in done.out
+    done = cli("verify", "fake", "--json")
+    assert done.code == code
+    assert [check["passed"] for check in json.loads(done.out)] == [True, passed]
+
+
+def test_interrupt_exits_130(cli, monkeypatch):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("slipstream.LLM", interrupted)
+    assert cli("run", "fake", "hi").code == 130
