@@ -14,6 +14,7 @@ from slipstream.cli.options import OneOf, json_option, model_argument
 @model_argument
 @click.option("--backend", type=OneOf("auto", "cpu", "cuda", "reference"), default="auto", show_default=True)
 @click.option("--threads", type=int, default=None, help="CPU threads; default one a core.")
+@click.option("--quick", is_flag=True, help="Fewer prompts and modes.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, model: str, as_json: bool, **options: Any) -> None:
@@ -23,12 +24,13 @@ def command(ctx: click.Context, /, model: str, as_json: bool, **options: Any) ->
     compares token ids bit for bit. Exits 1 on any difference.
 
     \b
-    Example:
+    Examples:
       slipstream verify smollm2
+      slipstream verify model.gguf --quick --json
     """
     from slipstream.bench.verify import verify
 
-    checks = verify(model, **options)
+    checks = verify(model, progress=lambda line: click.secho(line, dim=True, err=True), **options)
     failed = [check for check in checks if not check.passed]
     if as_json:
         click.echo(json.dumps([{"name": c.name, "passed": c.passed, "detail": c.detail} for c in checks]))
