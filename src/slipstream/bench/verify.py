@@ -43,7 +43,7 @@ UNICODE = (
     "Übersetze ins Englische: Der Zug fährt über die Brücke, während es schneit. ❄️🚆",
     "次の文を短くしてください。春の朝、川辺の桜が満開で、人々が写真を撮っていた。",
     "Объясни, почему зимой дни короче, чем летом. Ответь в двух предложениях.",
-    "Which of these is one character: \U0001f469\u200d\U0001f469\u200d\U0001f467, e\u0301, \u00e9, \ufdfd? Explain. \x00",
+    "Which of these is one character: \U0001f469\u200d\U0001f469\u200d\U0001f467, e\u0301, \u00e9, \ufdfd? \x00",
 )
 
 
