@@ -1,0 +1,199 @@
+"""The backend: weights, caches and programs of one model on one GPU, and the protocol the engine drives.
+
+A pass runs as one persistent kernel where that supports the model, else as a chain of Triton kernels; both are
+row-invariant. Programs are captured graphs over one cache's buffers: `verify` (pass with logits), `exact` (pass that
+only fills the cache) and rounds (pass, sampling, acceptance, UNROLLED times).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+
+from slipstream.backends.base import FloatArray, IntArray, KVCache, Round
+from slipstream.backends.cuda import rounds
+from slipstream.backends.cuda.cache import CudaCache
+from slipstream.backends.cuda.chain import Chain
+from slipstream.backends.cuda.prefill import prefill
+from slipstream.backends.cuda.weights import Weights, check, load
+from slipstream.errors import BackendError, RequestError
+from slipstream.kernels.advance import begin
+from slipstream.kernels.launch import (
+    CAPACITY,
+    DRAFTS,
+    FIRST_STOP,
+    INTERPRETED,
+    LEFT,
+    MAX_STOPS,
+    ROUND,
+    ROWS,
+    RUN_ROWS,
+    START,
+    STATE_SIZE,
+    STOPS,
+    TOP_K,
+)
+from slipstream.models.spec import ModelSpec, WeightTensor
+
+SHORT = 512
+"""Prompts up to here go through the round's kernels in either mode: a library prefill launches for longer."""
+
+
+class CudaBackend:
+    """Implements Backend and DeviceRounds. Raises BackendError without a fitting GPU or for a model it cannot run.
+
+    tensors: the checkpoint's, or None for random weights. prefill_mode: "exact" keeps a token's numbers the same in any
+    chunking; "fast" uses library kernels for long prompts. engine: "persistent", "chain" or "auto".
+    pdl: programmatic dependent launch between the chain's kernels. device "cpu" is Triton's interpreter, for tests.
+    """
+
+    name = "cuda"
+    row_invariant = True
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tensors: Mapping[str, WeightTensor] | None = None,
+        *,
+        weights: Weights | None = None,
+        device: str = "cuda",
+        prefill_mode: Literal["fast", "exact"] = "fast",
+        engine: Literal["auto", "persistent", "chain"] = "auto",
+        pdl: bool = True,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self.spec, self.device = spec, _open(device)
+        check(spec)
+        try:
+            self.weights = weights or load(spec, tensors, self.device, dtype)
+        except torch.OutOfMemoryError as error:
+            raise BackendError(f"the weights do not fit in GPU memory ({_memory()}); use a smaller model") from error
+        self.prefill_mode, self.pdl = prefill_mode, pdl and self.device.type == "cuda"
+        self.buffers = rounds.RoundBuffers(spec.vocab, self.device)
+        self.pass_ = self._engine(engine)
+
+    def _engine(self, engine: str) -> Chain:
+        return Chain(self.spec, self.weights, self.buffers.logits, self.pdl)
+
+    def new_cache(self, capacity: int) -> CudaCache:
+        try:
+            return CudaCache(self.spec, capacity, self.device, self.weights.embed.dtype)
+        except torch.OutOfMemoryError as error:
+            raise BackendError(f"a cache of {capacity} positions does not fit ({_memory()}); ask for fewer") from error
+
+    def memory_bytes(self) -> int:
+        return self.weights.pass_bytes()
+
+    def prefill(self, cache: KVCache, tokens: IntArray) -> None:
+        c = _own(cache, len(tokens))
+        ids = np.ascontiguousarray(tokens, np.int32)
+        if self.prefill_mode == "fast" and len(ids) > SHORT:
+            with torch.inference_mode():
+                prefill(self.spec, self.weights, c, torch.from_numpy(ids).to(self.device))
+            c.length += len(ids)
+            return
+        program = self._program(c, "exact")
+        for i in range(0, len(ids), ROWS):
+            rows = ids[i : i + ROWS]
+            self._upload(c, {START: c.length, RUN_ROWS: len(rows)}, rows)
+            program()
+            c.length += len(rows)
+
+    def verify(self, cache: KVCache, tokens: IntArray) -> FloatArray:
+        c = _own(cache, len(tokens))
+        self._upload(c, {START: c.length, RUN_ROWS: len(tokens)}, np.asarray(tokens, np.int32))
+        self._program(c, "verify")()
+        c.length += len(tokens)
+        logits: FloatArray = self.buffers.logits[: len(tokens)].cpu().numpy()
+        return logits
+
+    def rounds(self, cache: KVCache, tokens: IntArray, *, temperature: float, top_k: int, top_p: float, min_p: float,
+               seed: int, drafts: int, limit: int, stop_token_ids: tuple[int, ...]) -> Iterator[Round]:  # fmt: skip
+        """As `DeviceRounds.rounds`. The device's drafter proposes where drafts > 0, whatever the engine's own would."""
+        c = _own(cache, 1)
+        start, b = len(tokens) - 1, self.buffers
+        if start != c.length:
+            raise ValueError(f"{start} tokens precede the anchor, but the cache holds {c.length} positions")
+        if len(stop_token_ids) > MAX_STOPS:
+            raise RequestError(f"at most {MAX_STOPS} stop tokens run on the device, got {len(stop_token_ids)}")
+        limit = min(limit, c.capacity - start)
+        slots = {START: start, RUN_ROWS: 1, LEFT: limit, ROUND: b.next_round, DRAFTS: min(drafts, ROWS - 1),
+                 STOPS: len(stop_token_ids), TOP_K: top_k, CAPACITY: c.capacity}  # fmt: skip
+        slots |= {FIRST_STOP + i: s for i, s in enumerate(stop_token_ids)}
+        self._upload(c, slots, np.zeros(0, np.int32))
+        c.tokens[: start + 1].copy_(torch.from_numpy(np.ascontiguousarray(tokens, np.int32)))
+        b.knobs.copy_(torch.tensor([temperature, top_p, min_p], dtype=torch.float64))
+        b.seed.copy_(torch.from_numpy(np.array([seed], np.uint64).view(np.int64)))
+        b.cancel.zero_()
+        filtered = temperature > 0 and (0 < top_k < self.spec.vocab or top_p < 1 or min_p > 0)
+        program = self._program(c, "filtered rounds" if filtered else "rounds")
+        begin(c.tokens, c.row_tokens, c.state)
+        for done in rounds.stream(b, program, limit, self._alive):
+            c.length += len(done.tokens)
+            yield done
+
+    def _upload(self, cache: CudaCache, slots: dict[int, int], rows: IntArray) -> None:
+        control = np.zeros(STATE_SIZE + ROWS, np.int32)
+        control[list(slots)] = list(slots.values())
+        control[STATE_SIZE : STATE_SIZE + len(rows)] = rows
+        cache.control.copy_(torch.from_numpy(control))
+
+    def _program(self, cache: CudaCache, name: str) -> Callable[[], None]:
+        """The graph `name` over this cache, captured on first use (the kernels run once before, on no rows)."""
+        if name not in cache.programs:
+            buffers = self.pass_.buffers(cache)
+
+            def enqueue() -> None:
+                if name in ("exact", "verify"):
+                    self.pass_.run(cache, buffers, logits=name == "verify")
+                    return
+                for _ in range(rounds.UNROLLED):
+                    self.pass_.run(cache, buffers, logits=True)
+                    self.buffers.finish_round(cache, name == "filtered rounds", self.pdl)
+
+            cache.programs[name] = self._capture(cache, enqueue)
+        return cache.programs[name]
+
+    def _capture(self, cache: CudaCache, enqueue: Callable[[], None]) -> Callable[[], None]:
+        if self.device.type == "cpu":
+            return enqueue
+        control = cache.control.clone()
+        cache.control.zero_()
+        enqueue()
+        cache.control.copy_(control)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            enqueue()
+        return graph.replay
+
+    def _alive(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().query()
+
+
+def _open(device: str) -> torch.device:
+    if device == "cpu" and INTERPRETED:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise BackendError("no NVIDIA GPU that PyTorch can use; install a CUDA build of torch, or use --backend cpu")
+    found = torch.device(device)
+    major, minor = torch.cuda.get_device_capability(found)
+    if major < 8:
+        raise BackendError(f"the GPU has compute capability {major}.{minor}; the cuda backend needs 8.0 (Ampere)")
+    return found
+
+
+def _memory() -> str:
+    free, total = torch.cuda.mem_get_info()
+    return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+
+
+def _own(cache: KVCache, more: int) -> CudaCache:
+    if not isinstance(cache, CudaCache) or cache.closed:
+        raise ValueError("this cache is closed or belongs to another backend")
+    if cache.length + more > cache.capacity:
+        raise ValueError(f"{cache.length} + {more} positions do not fit a cache of {cache.capacity}")
+    return cache
