@@ -1,0 +1,110 @@
+"""The reference backend: `models.reference` behind the backend protocol, for machines without native kernels.
+
+Correct everywhere and fast nowhere. Not row-invariant: library matrix products change their bits with the shape.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slipstream.backends.base import MAX_DRAFTS, FloatArray, IntArray, KVCache
+from slipstream.errors import BackendError
+
+if TYPE_CHECKING:
+    from slipstream.models.checkpoint import Checkpoint
+    from slipstream.models.reference import Memory
+
+_CHUNK = 256  # rows a pass in prefill, which bounds the attention scores
+
+
+class ReferenceCache:
+    """Every key and value of one stream, so that any rewind is exact."""
+
+    def __init__(self, memory: Memory, capacity: int) -> None:
+        self._memory: Memory | None = memory
+        self._capacity = capacity
+
+    @property
+    def memory(self) -> Memory:
+        if self._memory is None:
+            raise ValueError("the KV cache is closed")
+        return self._memory
+
+    @property
+    def length(self) -> int:
+        return self.memory.length
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    def can_rewind(self, length: int) -> bool:
+        return 0 <= length <= self.length
+
+    def rewind(self, length: int) -> None:
+        if not self.can_rewind(length):
+            raise ValueError(f"cannot rewind a cache of {self.length} positions to {length}")
+        self.memory.length = length
+
+    def close(self) -> None:
+        self._memory = None
+
+
+class ReferenceBackend:
+    """Plain PyTorch on the CPU.
+
+    threads: None leaves PyTorch's own choice, which is process-wide. dtype: "float32" or "float64".
+    Raises BackendError where PyTorch is not installed.
+    """
+
+    name = "reference"
+    row_invariant = False
+
+    def __init__(self, checkpoint: Checkpoint, *, threads: int | None = None, dtype: str = "float32") -> None:
+        try:
+            import torch
+        except ImportError as error:
+            raise BackendError(
+                "the reference backend needs PyTorch; run: pip install 'slipstream-llm[torch]'"
+            ) from error
+        from slipstream.models.reference import Reference
+
+        if dtype not in ("float32", "float64"):
+            raise BackendError(f"the reference backend computes in float32 or float64, not {dtype!r}")
+        if threads is not None:
+            if threads < 1:
+                raise BackendError(f"threads must be at least 1, got {threads}")
+            torch.set_num_threads(threads)
+        self.spec = checkpoint.spec
+        self._model = Reference(checkpoint.spec, checkpoint.tensors, getattr(torch, dtype))
+
+    def new_cache(self, capacity: int) -> ReferenceCache:
+        return ReferenceCache(self._model.memory(capacity), capacity)
+
+    def prefill(self, cache: KVCache, tokens: IntArray) -> None:
+        memory, tokens = self._checked(cache, tokens)
+        for start in range(0, len(tokens), _CHUNK):
+            self._model.hidden(tokens[start : start + _CHUNK].tolist(), memory)
+
+    def verify(self, cache: KVCache, tokens: IntArray) -> FloatArray:
+        memory, tokens = self._checked(cache, tokens)
+        if not 1 <= len(tokens) <= 1 + MAX_DRAFTS:
+            raise ValueError(f"a round has 1 to {1 + MAX_DRAFTS} rows, got {len(tokens)}")
+        return np.asarray(self._model.logits(tokens.tolist(), memory).numpy(), np.float32)
+
+    def memory_bytes(self) -> int:
+        weights = self._model.weights
+        read = [w for name, w in weights.items() if name != "embed"]  # a tied embedding is read as the head
+        return sum(w.numel() * w.element_size() for w in read)
+
+    def _checked(self, cache: KVCache, tokens: IntArray) -> tuple[Memory, IntArray]:
+        if not isinstance(cache, ReferenceCache):
+            raise TypeError(f"a cache of another backend: {type(cache).__name__}")
+        tokens = np.asarray(tokens, np.int32)
+        if cache.length + len(tokens) > cache.capacity:
+            raise ValueError(f"{len(tokens)} tokens do not fit a cache of {cache.capacity} that holds {cache.length}")
+        if len(tokens) and (tokens.min() < 0 or tokens.max() >= self.spec.vocab):
+            raise ValueError(f"token ids must be in [0, {self.spec.vocab})")
+        return cache.memory, tokens
