@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.drafters.none import NoDrafter
+from slipstream.drafters.testing import ScriptedDrafter
 from slipstream.engine.cost import RoundCost
 from slipstream.engine.request import SamplingParams
 from slipstream.engine.round import host_rounds
@@ -79,20 +80,9 @@ def test_drafter_never_changes_tokens(params, order, drafts, guesses):
     assert all(round.drafted <= drafts for round in rounds)
 
 
-class Oracle(RandomDrafter):
-    def __init__(self, script):
-        self.script, self.done = script, 0
-
-    def propose(self, limit):
-        return self.script[self.done : self.done + limit]
-
-    def observe(self, committed, drafted, accepted):
-        self.done += len(committed)
-
-
 def test_right_drafts_are_all_accepted():
     plain, _, _ = decode(FakeBackend(), NoDrafter(), limit=25)
-    same, rounds, _ = decode(FakeBackend(), Oracle(plain), limit=25)
+    same, rounds, _ = decode(FakeBackend(), ScriptedDrafter(0, plain), limit=25)
     assert same == plain
     assert [round.accepted for round in rounds] == [7, 7, 7, 0]
     assert [len(round.tokens) for round in rounds] == [8, 8, 8, 1]
@@ -101,7 +91,7 @@ def test_right_drafts_are_all_accepted():
 def test_stop_token_inside_an_accepted_block_ends_the_round_there():
     plain, _, _ = decode(FakeBackend(), NoDrafter())
     stop = plain[4]
-    tokens, rounds, cache = decode(FakeBackend(), Oracle(plain), stop=(stop,))
+    tokens, rounds, cache = decode(FakeBackend(), ScriptedDrafter(0, plain), stop=(stop,))
     assert tokens == plain[: plain.index(stop) + 1]
     assert len(rounds) == 1
     assert cache.length == len(PROMPT) + len(tokens) - 1
@@ -111,7 +101,7 @@ def test_penalties_count_along_accepted_rows():
     params = SamplingParams(frequency_penalty=1.5, repetition_penalty=1.4)
     plain, _, _ = decode(FakeBackend(1), NoDrafter(), params=params, limit=40)
     assert plain != decode(FakeBackend(1), NoDrafter(), limit=40)[0]
-    assert decode(FakeBackend(1), Oracle(plain), params=params, limit=40)[0] == plain
+    assert decode(FakeBackend(1), ScriptedDrafter(0, plain), params=params, limit=40)[0] == plain
 
 
 def test_native_sampler_gets_penalised_rows():

@@ -11,26 +11,9 @@ from hypothesis import strategies as st
 import slipstream
 from slipstream import LLM, RequestError, SamplingParams
 from slipstream.backends.base import Round
+from slipstream.drafters.testing import ScriptedDrafter
 
 PROMPT = "Once upon a time"
-
-
-class Scripted:
-    """Guesses a known continuation: everything is accepted, so stops fall inside blocks."""
-
-    name = "scripted"
-
-    def __init__(self, prompt_tokens, script):
-        self.script, self.start, self.at = script, prompt_tokens, 0
-
-    def begin(self, tokens):
-        self.at = max(len(tokens) - self.start, 0)
-
-    def propose(self, limit):
-        return self.script[self.at : self.at + limit]
-
-    def observe(self, committed, drafted, accepted):
-        self.at += len(committed)
 
 
 def plain(params, prompt=PROMPT, **backend):
@@ -54,7 +37,7 @@ def test_stop_in_an_accepted_block_is_the_stop_of_a_plain_decode(temperature, ma
     stop = whole.text[at : at + length] or "never there"
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=3, stop=[stop], logprobs=logprobs)
     expected = plain(params)
-    llm = fake_llm(drafter=Scripted(len(PROMPT), whole.token_ids))
+    llm = fake_llm(drafter=ScriptedDrafter(len(PROMPT), whole.token_ids))
     with llm.session() as session:
         got = session.generate(PROMPT, params)
         assert_same(got, expected)

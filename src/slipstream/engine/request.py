@@ -9,7 +9,7 @@ from typing import Literal
 
 from slipstream.errors import RequestError
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,8 @@ class Completion:
     text ends right before a stop string and never holds a stop token's text. token_ids ends with the token that ended
     the generation: the end-of-text or stop token, or the token that completed a stop string; they are counted in
     completion_tokens, as OpenAI's API does. cached_tokens of the prompt_tokens were reused, not prefilled.
-    finish_reason: `stop`, `length` (max_tokens or the end of the context) or `cancelled`. seed reproduces a draw.
+    finish_reason: `stop`, or `length` for max_tokens or the end of the context. A cancelled stream has no completion.
+    seed reproduces a draw.
     """
 
     text: str
