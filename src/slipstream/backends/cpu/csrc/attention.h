@@ -62,11 +62,7 @@ template <int N> static inline void mix(const float* p, const uint16_t* values, 
 // q, out: their vectors; spans: what each sees; top, total: each one's largest score and sum of exponentials.
 static void attend_split(int n, const float* const* q, const Span* spans, const uint16_t* keys, const uint16_t* values, int dim,
                          int start, float* scores, float* const* out, float* const* top, float* const* total) {
-    int lo = spans[0].lo, hi = spans[0].hi;
-    for (int i = 1; i < n; i++) {
-        lo = spans[i].lo < lo ? spans[i].lo : lo;
-        hi = spans[i].hi > hi ? spans[i].hi : hi;
-    }
+    const int lo = spans[0].lo, hi = spans[n - 1].hi;  // queries come in the order of their positions
     const int from = lo > start ? (lo - start) / 16 * 16 : 0;
     const int to = hi - start < SPLIT ? hi - start : SPLIT;
     for (int at = from; at < to; at += 16) scores_of(n, q, keys + (size_t)at * dim, dim, scores, at);

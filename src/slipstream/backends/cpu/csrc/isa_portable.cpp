@@ -1,3 +1,4 @@
+#define SLIP_COMPACT  // arrays, not registers: unrolling would only cost
 #define SLIP_ISA portable
 #include "simd_portable.h"
 #include "pass.h"

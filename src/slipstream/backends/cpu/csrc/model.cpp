@@ -51,10 +51,7 @@ bool Cache::can_rewind(int to) const {
 void Stage::resize(int rows, int cols) {
     stride = round_up(cols, 256);
     f.assign((size_t)rows * stride, 0.f);
-    q.assign((size_t)rows * stride, 0);
-    scale.assign((size_t)rows * stride / 32, 0.f);
-    sum.assign((size_t)rows * stride / 32, 0.f);
-    minus.assign((size_t)rows * stride / 16, 0);
+    tiles.assign((size_t)(rows + TILE - 1) / TILE * stride / 32, {});
 }
 
 void Scratch::reserve_partials(const Model& model, int base, int rows) {

@@ -74,11 +74,22 @@ public:
     void rewind(int to) { length = to; if (!to) high_ = 0; }
 };
 
+constexpr int TILE = 8;      // rows that share one load of the weights
+constexpr int LOW_BITS = 8;
+
+// Thirty-two columns of a tile of rows in sixteen bits: value = scale * (high * 2^LOW_BITS + low).
+struct alignas(64) QBlock {
+    int8_t high[TILE][32], low[TILE][32];
+    float scale[TILE];
+    float sum[TILE];                 // of the 32 values
+    int32_t minus[TILE];             // -sum / scale, and of each half
+    int32_t minus_half[TILE][2];
+};
+
 struct Stage {  // the input rows of one group of matrix products, in both forms
     void resize(int rows, int cols);
-    std::vector<float> f, scale, sum;
-    std::vector<int8_t> q;
-    std::vector<int32_t> minus;
+    std::vector<float> f;
+    std::vector<QBlock> tiles;
     int stride = 0;
 };
 

@@ -78,21 +78,19 @@ private:
         }
     }
 
-    Rows finish(const float* f, Stage& s, const Share& mine, int cols, bool to_bytes) {
-        if (to_bytes)
-            for (int r = mine.from; r < mine.to; r++) {
-                const size_t at = (size_t)r * s.stride;
-                quantise(f + at, cols, s.q.data() + at, s.scale.data() + at / 32, s.sum.data() + at / 32, s.minus.data() + at / 16);
-            }
+    Rows finish(const float* f, Stage& s, const Share& mine, int cols, bool to_blocks) {
+        if (to_blocks)
+            for (int r = mine.from; r < mine.to; r++)
+                quantise(f + (size_t)r * s.stride, cols, s.tiles.data() + (size_t)(r / TILE) * (s.stride / 32), r % TILE);
         if (shared_) meet();
-        return {f, s.q.data(), s.scale.data(), s.sum.data(), s.minus.data(), s.stride};
+        return {f, s.tiles.data(), s.stride};
     }
 
-    Rows normalise(int t, const float* weight, bool to_bytes) {
+    Rows normalise(int t, const float* weight, bool to_blocks) {
         Stage& s = buffers(t).hidden;
         const Share mine = rows_of(t);
         for (int r = mine.from; r < mine.to; r++) rms_norm(x(r), weight, m_.eps, m_.hidden, s.f.data() + (size_t)r * s.stride);
-        return finish(s.f.data(), s, mine, m_.hidden, to_bytes);
+        return finish(s.f.data(), s, mine, m_.hidden, to_blocks);
     }
 
     void project_heads(int t, size_t index, const Rows& in, bool only_kv) {

@@ -11,13 +11,15 @@ static inline void relax() {}
 
 namespace {
 
-// Between two rounds of one generation the host needs some tens of microseconds: a worker stays awake that long.
-constexpr int SPINS_BEFORE_SLEEP = 4000;
+// A worker stays awake for about 100 us: the host needs some tens between two rounds. It yields now and then, so that
+// a busy machine which put two threads on one core does not make one spin while the other waits for the core.
+constexpr int SPINS_BEFORE_SLEEP = 4000, SPINS_BEFORE_YIELD = 64;
 
 void wait_change(std::atomic<uint32_t>& value, uint32_t seen) {
-    for (int i = 0; i < SPINS_BEFORE_SLEEP; i++) {
+    for (int i = 1; i <= SPINS_BEFORE_SLEEP; i++) {
         if (value.load(std::memory_order_acquire) != seen) return;
-        relax();
+        if (i % SPINS_BEFORE_YIELD) relax();
+        else std::this_thread::yield();
     }
     value.wait(seen, std::memory_order_acquire);
 }

@@ -100,6 +100,8 @@ static inline W w_or_bit(W x, const uint8_t* plane, int bit) {
 }
 
 static inline I i_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+static inline I i_add(I a, I b) { return {_mm256_add_epi32(a.a, b.a), _mm256_add_epi32(a.b, b.b)}; }
+static inline I i_shift(I a, int bits) { return {_mm256_slli_epi32(a.a, bits), _mm256_slli_epi32(a.b, bits)}; }
 static inline I i_offset(int32_t negative_sum, int shift) { __m256i v = _mm256_set1_epi32(negative_sum << shift); return {v, v}; }
 static inline __m256i dot_half(__m256i acc, __m256i w, __m256i a) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));

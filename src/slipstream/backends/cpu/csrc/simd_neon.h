@@ -84,6 +84,8 @@ static inline W w_or_bit(W x, const uint8_t* plane, int bit) {
 }
 
 static inline I i_zero() { I r; EACH r.v[i] = vdupq_n_s32(0); return r; }
+static inline I i_add(I a, I b) { EACH a.v[i] = vaddq_s32(a.v[i], b.v[i]); return a; }
+static inline I i_shift(I a, int bits) { EACH a.v[i] = vshlq_s32(a.v[i], vdupq_n_s32(bits)); return a; }
 static inline I i_offset(int32_t negative_sum, int shift) { I r; EACH r.v[i] = vdupq_n_s32(negative_sum * (1 << shift)); return r; }
 static inline int8x16_t four_times(const int8_t* a) {
     int32_t four;

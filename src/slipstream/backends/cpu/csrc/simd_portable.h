@@ -57,6 +57,8 @@ static inline W w_or_bit(W x, const uint8_t* plane, int bit) {  // bit i of the 
 }
 
 static inline I i_zero() { I r; memset(r.v, 0, 64); return r; }
+static inline I i_add(I a, I b) { EACH a.v[i] += b.v[i]; return a; }
+static inline I i_shift(I a, int bits) { EACH a.v[i] *= 1 << bits; return a; }
 static inline I i_offset(int32_t negative_sum, int shift) { I r; EACH r.v[i] = negative_sum * (1 << shift); return r; }
 // acc[lane] += sum of w[4 * lane + j] * a[j], w unsigned and below 128, a signed.
 static inline I i_dot(I acc, W w, const int8_t* a) {
