@@ -23,7 +23,7 @@ from slipstream.kernels import attention, gate_up, head, norm_qkv, projection
 from slipstream.models.spec import Attention, FeedForward, Layer, ModelSpec, Rope
 
 DEVICE = "cuda" if GPU else "cpu"
-LIMIT = 60 if GPU else 10
+LIMIT = 60 if GPU else 8
 
 
 def tiny(window=None, extras=False, layers=2, vocab=64):
@@ -78,9 +78,10 @@ def test_a_row_has_the_same_bits_in_any_company():
     for chunks in ([20, 16], [7, 13, 1, 15], [20, *[1] * 16]):
         cache, at, got = b.new_cache(64), 0, []
         for n in chunks:
-            got.append(
-                b.verify(cache, tokens[at : at + n]).copy() if n <= 16 else b.prefill(cache, tokens[at : at + n])
-            )
+            if n > 16:
+                b.prefill(cache, tokens[at : at + n])
+            else:
+                got.append(b.verify(cache, tokens[at : at + n]).copy())
             at += n
         rows.append(np.concatenate(got)[-15:])
     assert np.array_equal(rows[0], rows[1])
@@ -116,7 +117,7 @@ def test_drafts_never_change_the_tokens_of_the_rule(knobs):
     b = backend(small())
     prompt = np.tile(text(5, 16), 2)
     expected = by_hand(b, prompt, LIMIT, **knobs)
-    for drafts in (0, 3, 15) if GPU else (0, 7):
+    for drafts in (0, 3, 15) if GPU else (5,):
         assert decode(b, prompt, LIMIT, drafts, **knobs)[0] == expected
 
 
