@@ -33,7 +33,11 @@ def unsupported(spec: ModelSpec, tensors: Mapping[str, WeightTensor]) -> str | N
         a = layer.attention
         if a.head_dim % 16 or a.head_dim > _MAX_HEAD_DIM:
             return f"layer {i} has heads of {a.head_dim}; native heads are multiples of 16 up to {_MAX_HEAD_DIM}"
-        for what, n in (("hidden size", spec.hidden), ("attention width", a.heads * a.head_dim), ("inner size", layer.feed_forward.inner)):
+        for what, n in (
+            ("hidden size", spec.hidden),
+            ("attention width", a.heads * a.head_dim),
+            ("inner size", layer.feed_forward.inner),
+        ):
             if n % 32:
                 return f"layer {i} has {what} {n}, not a multiple of 32"
     for name, tensor in tensors.items():
@@ -105,10 +109,20 @@ class CpuBackend:
             raise BackendError(f"threads must be at least 1, got {threads}")
         self.spec = spec
         shapes = (LayerShape * len(spec.layers))(*(_shape(layer) for layer in spec.layers))
-        freqs = [(c.c_float * len(layer.attention.rope.inv_freq))(*layer.attention.rope.inv_freq) for layer in spec.layers]
+        freqs = [
+            (c.c_float * len(layer.attention.rope.inv_freq))(*layer.attention.rope.inv_freq) for layer in spec.layers
+        ]
         pointers = (c.POINTER(c.c_float) * len(freqs))(*(c.cast(f, c.POINTER(c.c_float)) for f in freqs))
         self.handle = library().slip_model_new(
-            spec.vocab, spec.hidden, spec.norm_eps, spec.tied_embeddings, len(shapes), shapes, pointers, self.threads, isas.index(self.isa)
+            spec.vocab,
+            spec.hidden,
+            spec.norm_eps,
+            spec.tied_embeddings,
+            len(shapes),
+            shapes,
+            pointers,
+            self.threads,
+            isas.index(self.isa),
         )
         if not self.handle:
             raise BackendError("no memory for the model's working buffers")
@@ -169,8 +183,10 @@ class CpuBackend:
     def _checked(self, cache: CpuCache, tokens: IntArray) -> IntArray:
         tokens = np.ascontiguousarray(tokens, np.int32)
         if cache.length + len(tokens) > cache.capacity:
-            raise ValueError(f"{len(tokens)} more tokens do not fit a cache of {cache.capacity} that holds {cache.length}")
-        if len(tokens) and not (0 <= int(tokens.min()) and int(tokens.max()) < self.spec.vocab):
+            raise ValueError(
+                f"{len(tokens)} more tokens do not fit a cache of {cache.capacity} that holds {cache.length}"
+            )
+        if len(tokens) and not (int(tokens.min()) >= 0 and int(tokens.max()) < self.spec.vocab):
             raise ValueError(f"token ids must be in [0, {self.spec.vocab})")
         return tokens
 

@@ -15,7 +15,10 @@ class LayerShape(c.Structure):
     """csrc/model.h: LayerShape. Numbers of heads, channels and positions; window 0 is the whole history."""
 
     _fields_ = (
-        *((n, c.c_int32) for n in ("heads", "kv_heads", "head_dim", "window", "inner", "qkv_bias", "qk_norm", "rotary_pairs")),
+        *(
+            (n, c.c_int32)
+            for n in ("heads", "kv_heads", "head_dim", "window", "inner", "qkv_bias", "qk_norm", "rotary_pairs")
+        ),
         ("softmax_scale", c.c_float),
         ("rope_scale", c.c_float),
     )
@@ -25,7 +28,17 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "slip_isa": (c.c_char_p, (c.c_int,)),
     "slip_model_new": (
         c.c_void_p,
-        (c.c_int, c.c_int, c.c_float, c.c_int, c.c_int, c.POINTER(LayerShape), c.POINTER(c.POINTER(c.c_float)), c.c_int, c.c_int),
+        (
+            c.c_int,
+            c.c_int,
+            c.c_float,
+            c.c_int,
+            c.c_int,
+            c.POINTER(LayerShape),
+            c.POINTER(c.POINTER(c.c_float)),
+            c.c_int,
+            c.c_int,
+        ),
     ),
     "slip_model_free": (None, (c.c_void_p,)),
     "slip_vector": (c.c_int, (c.c_void_p, c.c_int, c.c_char_p, c.c_void_p, c.c_int)),
@@ -71,7 +84,9 @@ def library() -> c.CDLL:
     try:
         lib = c.CDLL(str(path))
     except OSError as error:
-        raise BackendError(f"the native CPU kernels at {path} cannot be loaded ({error}): reinstall slipstream") from error
+        raise BackendError(
+            f"the native CPU kernels at {path} cannot be loaded ({error}): reinstall slipstream"
+        ) from error
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
