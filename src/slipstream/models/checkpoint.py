@@ -100,12 +100,9 @@ def _resolve(name: str) -> Path:
         if built_in is None:
             raise CheckpointError(f"the built-in model is not installed; run: {_BUILT_IN_REMEDY}")
         return built_in
-    path = Path(name).expanduser()
-    try:
-        if path.exists():
-            return path
-    except (OSError, ValueError):
-        pass  # too long or holding NUL: no path, as the message below says
+    path = os.path.expanduser(name)
+    if name and os.path.exists(path):
+        return Path(path)
     if _HUB_ID.fullmatch(name) and not name.endswith((".gguf", ".safetensors")):
         return _from_hub(name)
     raise CheckpointError(
