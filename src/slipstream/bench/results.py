@@ -120,7 +120,7 @@ def table(results: Results) -> str:
     lines = ["| id | work | Slipstream | peer | ratio |", "|---|---|---|---|---|"]
     for row in results.rows:
         peer = f"{quantity(row.peer_value, row.unit)} ({row.peer})" if row.peer_value is not None else ""
-        ratio = f"{row.ratio:.2f}x" if row.ratio is not None else ""
+        ratio = quantity(row.ratio, "x") if row.ratio is not None else ""
         lines.append(f"| {row.id} | {row.work} | {quantity(row.value, row.unit)} | {peer} | {ratio} |")
     machine = results.machine
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB"
@@ -133,7 +133,7 @@ def table(results: Results) -> str:
 def line(row: Row) -> str:
     """A row in one line, for a terminal."""
     peer = f"   {row.peer} {quantity(row.peer_value, row.unit)}" if row.peer_value is not None else ""
-    ratio = f"   {row.ratio:.2f}x" if row.ratio is not None else ""
+    ratio = f"   {quantity(row.ratio, 'x')}" if row.ratio is not None else ""
     return f"{row.id:16} {quantity(row.value, row.unit)}{peer}{ratio}   {row.work}"
 
 
