@@ -75,7 +75,7 @@ def read_points(path: Path) -> list[Point]:
             continue
         try:
             row = json.loads(line)
-            points.append(_planned(row) if "prediction" in row else _given(row))
+            points.append(planned_point(row) if "prediction" in row else _given(row))
         except KeyError as error:
             raise FrontierError(f"{path}:{number}: a point lacks {error}") from None
         except (TypeError, ValueError, AttributeError) as error:
@@ -96,7 +96,8 @@ def _given(row: Mapping[str, Any]) -> Point:
     )
 
 
-def _planned(row: Mapping[str, Any]) -> Point:
+def planned_point(row: Mapping[str, Any]) -> Point:
+    """The predicted point of a plan, from `Plan.to_json`."""
     setup, prediction = row["setup"], row["prediction"]
     devices = f"{setup['tp']} x {row['gpu']}" if setup["tp"] > 1 else row["gpu"]
     drafts = f", {setup['acceptance']:.1f} tokens a round" if setup["drafts"] else ""
