@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-LADDER = (12, 5, 2)
+LADDER = (8, 3, 1)
 """Match lengths that have a table, longest first."""
 
 _LONGEST = 32  # matches are measured up to here; longer ones are equally trusted
