@@ -169,7 +169,7 @@ def write_tiny_gguf(
     Mistral is written as the llama architecture, as everywhere. A K-quant needs `hidden` to be a multiple of 256,
     which is then its default.
     """
-    from gguf import GGUFWriter, TokenType
+    from gguf import GGUFWriter, RopeScalingType, TokenType
 
     if format.endswith("_K"):
         config.setdefault("hidden", 256)
@@ -189,6 +189,13 @@ def write_tiny_gguf(
     writer.add_layer_norm_rms_eps(spec.norm_eps)
     if attention.window:
         writer.add_sliding_window(attention.window)
+    scaling = full.get("rope_scaling", {}).get("rope_type")
+    if scaling == "linear":
+        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(full["rope_scaling"]["factor"])
+    if scaling == "llama3":  # stored as what divides the unscaled frequencies
+        plain = tiny_spec(full | {"rope_scaling": None}).layers[0].attention.rope.inv_freq
+        writer.add_tensor("rope_freqs.weight", np.divide(plain, attention.rope.inv_freq).astype(np.float32))
     tokens = tiny_tokens(spec.vocab)
     kinds = [
         TokenType.CONTROL if t in SPECIALS else TokenType.UNUSED if t[:4] == "[PAD" else TokenType.NORMAL

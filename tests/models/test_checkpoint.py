@@ -43,6 +43,29 @@ def test_gguf_gives_the_spec_and_row_order_of_the_directory(tmp_path: Path, fami
         np.testing.assert_array_equal(gguf.tensors[name].float32(), tensor.float32())
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("scaling", [{"rope_type": "linear", "factor": 4.0}, LLAMA3])
+def test_gguf_and_directory_scale_rope_alike(tmp_path: Path, scaling: dict[str, object]) -> None:
+    ropes = [
+        load_checkpoint(write(tmp_path / name, rope_scaling=value)).spec.layers[0].attention.rope
+        for write, name, value in (
+            (write_tiny_checkpoint, "d", scaling),
+            (write_tiny_gguf, "m.gguf", scaling),
+            (write_tiny_checkpoint, "p", {}),
+        )
+    ]
+    np.testing.assert_allclose(ropes[0].inv_freq, ropes[1].inv_freq, rtol=1e-6)
+    assert ropes[0] != ropes[2]
+
+
 @pytest.mark.parametrize("format", GGUF_FORMATS)
 def test_gguf_format_is_kept_and_dequantised(tmp_path: Path, format: str) -> None:
     checkpoint = load_checkpoint(write_tiny_gguf(tmp_path / "m.gguf", format=format))

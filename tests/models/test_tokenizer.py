@@ -67,6 +67,33 @@ def test_a_cut_off_character_is_not_lost(tokenizer: Tokenizer) -> None:
     assert stream.flush() == "\ufffd"
 
 
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer.json as Llama 2 and Mistral have it: spaces made visible, one put first, bytes as a fallback."""
+    from tokenizers import Tokenizer as Core
+    from tokenizers import decoders, models, normalizers
+
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "t", "h", "e", "th", "the", "▁the"]
+    merges = [("t", "h"), ("th", "e"), ("▁", "the")]
+    core = Core(models.BPE({p: i for i, p in enumerate(pieces)}, merges, byte_fallback=True, unk_token="<unk>"))
+    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    core.decoder = decoders.Sequence(steps)
+    core.add_special_tokens(["<s>", "</s>"])
+    path = write_tiny_checkpoint(tmp_path_factory.mktemp("spm"))
+    core.save(str(path / "tokenizer.json"))
+    return load_checkpoint(path).tokenizer
+
+
+@settings(deadline=None)
+@given(text=TEXTS.filter(lambda text: "▁" not in text) | st.sampled_from(["the  the", " the", "  ", "", "thé"]))
+def test_sentencepiece_loses_nothing_either(sentencepiece: Tokenizer, text: str) -> None:
+    ids = sentencepiece.encode(text)
+    stream = StreamDecoder(sentencepiece)
+    assert sentencepiece.decode(ids) == text
+    assert "".join(stream.push([id]) for id in ids) + stream.flush() == text
+
+
 def test_special_tokens_are_plain_text_on_request(tokenizer: Tokenizer) -> None:
     assert len(tokenizer.encode(EOS)) == 1
     assert len(tokenizer.encode(EOS, special=False)) > 1

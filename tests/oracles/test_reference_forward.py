@@ -150,6 +150,27 @@ def test_smollm2_logits_equal_transformers(smollm2: tuple[Checkpoint, Any, Any])
     assert (ours.logits(tokens) - theirs(model, tokens)).abs().max() < 2e-3
 
 
+def test_smollm2_predicts_english(smollm2: tuple[Checkpoint, Any, Any]) -> None:
+    """Rows of q and k in the wrong order would agree with transformers above, but not with the language."""
+    checkpoint, ours, _ = smollm2
+    tokens = checkpoint.tokenizer.encode(
+        "Once upon a time, there was a little girl who lived in a small house at the edge of the forest with her mother "
+        "and father. Every morning she would walk to the village to buy bread and milk. "
+    )
+    loss = torch.nn.functional.cross_entropy(ours.logits(tokens[:-1]), torch.tensor(tokens[1:]))
+    assert loss < 2.7  # 2.39; in the wrong order 3.16
+
+
+def test_smollm2_top_choices_agree_with_llama_cpp(smollm2: tuple[Checkpoint, Any, Any]) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    checkpoint, ours, _ = smollm2
+    tokens = checkpoint.tokenizer.encode(PROMPT)
+    peer = llama_cpp.Llama(str(checkpoint.path), n_ctx=256, logits_all=True, verbose=False, n_threads=1)
+    peer.eval(tokens)
+    agree = (peer.scores[: len(tokens)].argmax(-1) == ours.logits(tokens).argmax(-1).numpy()).mean()
+    assert agree > 0.9  # llama.cpp rounds activations to 8 bits
+
+
 def test_smollm2_decodes_the_same_128_tokens(smollm2: tuple[Checkpoint, Any, Any]) -> None:
     checkpoint, ours, model = smollm2
     chat = checkpoint.tokenizer.render_chat([{"role": "user", "content": "Explain how a lighthouse works."}])
