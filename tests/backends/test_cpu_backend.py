@@ -17,9 +17,8 @@ from slipstream.engine.sampling import sample
 from slipstream.errors import BackendError
 from slipstream.models.checkpoint import load_checkpoint
 
-pytestmark = pytest.mark.skipif(
-    library.library_path() is None, reason="the package was installed without a C++ compiler"
-)
+pytestmark = pytest.mark.skipif(library.library_path() is None, reason="installed without a C++ compiler")
+ISAS = library.instruction_sets() if library.library_path() else []
 
 
 def tokens_of(vocab, n, seed=0):
@@ -49,7 +48,7 @@ def test_logits_match_the_reference_in_every_family(tmp_path, family):
     assert relative_error(got, want) < 1e-3  # keys and values are kept in half precision
 
 
-@pytest.mark.parametrize("isa", library.instruction_sets() if library.library_path() else [])
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("format", GGUF_FORMATS)
 def test_logits_match_the_dequantised_reference_in_every_format(tmp_path, format, isa):
     checkpoint = load_checkpoint(write_tiny_gguf(tmp_path / "m.gguf", format=format))
@@ -69,7 +68,7 @@ def test_packing_keeps_every_weight_of_the_file(tmp_path, format):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("isa", library.instruction_sets() if library.library_path() else [])
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("format", GGUF_FORMATS)
 def test_a_row_has_the_same_bits_in_any_company(tmp_path, format, isa):
     checkpoint = load_checkpoint(write_tiny_gguf(tmp_path / "m.gguf", format=format))
@@ -173,10 +172,7 @@ def test_native_sampling_follows_the_rule(
 def test_instruction_sets_agree(tiny_checkpoint):
     checkpoint = load_checkpoint(tiny_checkpoint)
     tokens = tokens_of(checkpoint.spec.vocab, 64)
-    logits = [
-        logits_of(CpuBackend(checkpoint.spec, checkpoint.tensors, isa=isa), tokens)
-        for isa in library.instruction_sets()
-    ]
+    logits = [logits_of(CpuBackend(checkpoint.spec, checkpoint.tensors, isa=isa), tokens) for isa in ISAS]
     for other in logits[1:]:
         assert relative_error(other, logits[0]) < 1e-4
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from slipstream.backends.base import MAX_DRAFTS, FloatArray, IntArray
+from slipstream.backends.base import MAX_DRAFTS, FloatArray, IntArray, KVCache
 from slipstream.backends.cpu.library import FORMATS, LayerShape, instruction_sets, library
 from slipstream.errors import BackendError
 from slipstream.models.spec import Layer, ModelSpec, WeightTensor
@@ -50,7 +50,7 @@ class CpuCache:
     """Keys and values of one stream, half precision; pages are committed as the text grows."""
 
     def __init__(self, backend: CpuBackend, capacity: int) -> None:
-        self._backend = backend  # keeps the model alive as long as its caches
+        self.backend = backend  # keeps the model alive as long as its caches
         self.capacity = capacity
         self.handle = library().slip_cache_new(backend.handle, capacity)
         if not self.handle:
@@ -58,10 +58,10 @@ class CpuCache:
 
     @property
     def length(self) -> int:
-        return int(library().slip_cache_length(self._open()))
+        return int(library().slip_cache_length(self.open_handle()))
 
     def can_rewind(self, length: int) -> bool:
-        return bool(library().slip_cache_can_rewind(self._open(), length))
+        return bool(library().slip_cache_can_rewind(self.open_handle(), length))
 
     def rewind(self, length: int) -> None:
         if not self.can_rewind(length):
@@ -73,7 +73,7 @@ class CpuCache:
             library().slip_cache_free(self.handle)
             self.handle = None
 
-    def _open(self) -> int:
+    def open_handle(self) -> int:
         if not self.handle:
             raise ValueError("the KV cache is closed")
         return int(self.handle)
@@ -134,19 +134,19 @@ class CpuBackend:
     def new_cache(self, capacity: int) -> CpuCache:
         return CpuCache(self, capacity)
 
-    def prefill(self, cache: CpuCache, tokens: IntArray) -> None:
-        tokens = self._checked(cache, tokens)
+    def prefill(self, cache: KVCache, tokens: IntArray) -> None:
+        handle, tokens = self._checked(cache, tokens)
         for at in range(0, len(tokens), PREFILL_CALL):
             part = tokens[at : at + PREFILL_CALL]
-            if library().slip_prefill(self.handle, cache.handle, part.ctypes.data, len(part)):
+            if library().slip_prefill(self.handle, handle, part.ctypes.data, len(part)):
                 raise BackendError("no memory to attend over this many positions")
 
-    def verify(self, cache: CpuCache, tokens: IntArray) -> FloatArray:
-        tokens = self._checked(cache, tokens)
+    def verify(self, cache: KVCache, tokens: IntArray) -> FloatArray:
+        handle, tokens = self._checked(cache, tokens)
         rows = len(tokens)
         if not 1 <= rows <= 1 + MAX_DRAFTS:
             raise ValueError(f"a round has 1 to {1 + MAX_DRAFTS} rows, got {rows}")
-        if library().slip_verify(self.handle, cache.handle, tokens.ctypes.data, rows, self._logits.ctypes.data):
+        if library().slip_verify(self.handle, handle, tokens.ctypes.data, rows, self._logits.ctypes.data):
             raise BackendError("no memory to attend over this many positions")
         return self._logits[:rows]
 
@@ -180,7 +180,9 @@ class CpuBackend:
         if getattr(self, "handle", None):
             self.close()
 
-    def _checked(self, cache: CpuCache, tokens: IntArray) -> IntArray:
+    def _checked(self, cache: KVCache, tokens: IntArray) -> tuple[int, IntArray]:
+        if not isinstance(cache, CpuCache) or cache.backend is not self:
+            raise TypeError("a cache of another backend")
         tokens = np.ascontiguousarray(tokens, np.int32)
         if cache.length + len(tokens) > cache.capacity:
             raise ValueError(
@@ -188,7 +190,7 @@ class CpuBackend:
             )
         if len(tokens) and not (int(tokens.min()) >= 0 and int(tokens.max()) < self.spec.vocab):
             raise ValueError(f"token ids must be in [0, {self.spec.vocab})")
-        return tokens
+        return cache.open_handle(), tokens
 
     def _load(self, name: str, tensor: WeightTensor) -> None:
         layer, short = _address(name)
@@ -219,6 +221,14 @@ def _address(name: str) -> tuple[int, bytes]:
 def _shape(layer: Layer) -> LayerShape:
     a = layer.attention
     return LayerShape(
-        a.heads, a.kv_heads, a.head_dim, a.window or 0, layer.feed_forward.inner, a.qkv_bias, a.qk_norm, len(a.rope.inv_freq),
-        a.softmax_scale, a.rope.scale,
-    )  # fmt: skip
+        heads=a.heads,
+        kv_heads=a.kv_heads,
+        head_dim=a.head_dim,
+        window=a.window or 0,
+        inner=layer.feed_forward.inner,
+        qkv_bias=a.qkv_bias,
+        qk_norm=a.qk_norm,
+        rotary_pairs=len(a.rope.inv_freq),
+        softmax_scale=a.softmax_scale,
+        rope_scale=a.rope.scale,
+    )

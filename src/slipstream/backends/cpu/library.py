@@ -78,8 +78,8 @@ def library() -> c.CDLL:
     path = library_path()
     if path is None:
         raise BackendError(
-            "the native CPU kernels were not built (no C++ compiler at install time): install g++ or clang and reinstall "
-            "slipstream, or use --backend reference (pip install 'slipstream-llm[torch]')"
+            "the native CPU kernels were not built (no C++ compiler at install time): install g++ or clang and "
+            "reinstall slipstream, or use --backend reference (pip install 'slipstream-llm[torch]')"
         )
     try:
         lib = c.CDLL(str(path))
