@@ -96,18 +96,18 @@ def test_new_text_is_not_drafted():
 
 
 def misleading(rounds: int) -> list[int]:
-    """Text in which a known pair is always followed by something new."""
+    """Text in which a known token is always followed by something new."""
     text: list[int] = []
     for i in range(rounds):
-        text += [1, 2, 1000 + i]
+        text += [1, 1000 + i]
     return text
 
 
 def test_speculation_switches_itself_off_and_on_again():
     drafter = SuffixDrafter(lambda rows: 1 + 0.1 * (rows - 1))
     drafter.begin(misleading(4))
-    follow(drafter, misleading(200)[12:])
-    assert sum(drafted for drafted, _ in follow(drafter, misleading(400)[600:])) == 0  # off
+    follow(drafter, misleading(200)[8:])
+    assert sum(drafted for drafted, _ in follow(drafter, misleading(400)[400:])) == 0  # off
     copy = novel(30) * 4
     rounds = follow(drafter, copy)
     assert sum(accepted for _, accepted in rounds[-20:]) > 60  # on
