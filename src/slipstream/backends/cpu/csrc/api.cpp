@@ -84,8 +84,7 @@ API int slip_matrix(Model* m, int layer, const char* name, int format, int rows,
     Matrix* to = matrix_named(*m, layer, name);
     if (!to || format < 0 || format >= FORMATS) return -1;
     *to = matrix_shape((Format)format, rows, cols);
-    m->memory.push_back(std::make_unique<Lazy>(to->bytes()));
-    to->data = m->memory.back()->data;
+    to->data = m->place(to->bytes());
     return 0;
 } catch (...) { return -1; }
 
@@ -130,7 +129,7 @@ API int slip_sample(const Model* m, const float* logits, int vocab, double tempe
 // Bytes a second that `threads` threads read from memory: the best of `repeats` sweeps over `megabytes`.
 API double slip_read_bandwidth(int threads, int megabytes, int repeats) try {
     const size_t words = (size_t)megabytes << 17;
-    Lazy memory(words * 8);
+    Lazy memory(words * 8, true);
     uint64_t* data = (uint64_t*)memory.data;
     for (size_t i = 0; i < words; i++) data[i] = i;
     Pool pool(threads);

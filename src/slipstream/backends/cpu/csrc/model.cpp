@@ -10,10 +10,13 @@
 #define MAP_NORESERVE 0
 #endif
 
-Lazy::Lazy(size_t n) : bytes(n ? n : 1) {
+Lazy::Lazy(size_t n, [[maybe_unused]] bool huge_pages) : bytes(n ? n : 1) {
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     data = (uint8_t*)p;
+#ifdef MADV_HUGEPAGE
+    if (huge_pages) madvise(p, bytes, MADV_HUGEPAGE);  // only a wish: without them the pass is slower, not wrong
+#endif
 }
 
 Lazy::~Lazy() { munmap(data, bytes); }
@@ -89,4 +92,15 @@ Model::Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> giv
         own.inner.resize(rows, inner);
         own.scores.resize(8 * SPLIT);
     }
+}
+
+uint8_t* Model::place(size_t bytes) {
+    constexpr size_t ARENA = (size_t)1 << 30, LINE = 64;
+    if (arenas_.empty() || arena_used_ + bytes > arenas_.back()->bytes) {
+        arenas_.push_back(std::make_unique<Lazy>(std::max(bytes, ARENA), true));
+        arena_used_ = 0;
+    }
+    uint8_t* at = arenas_.back()->data + arena_used_;
+    arena_used_ += (bytes + LINE - 1) / LINE * LINE;
+    return at;
 }

@@ -42,7 +42,7 @@ static inline int splits_of(const Layer& layer, int base, int rows) {
 
 // Zeroed memory that the system commits page by page, as it is first touched.
 struct Lazy {
-    explicit Lazy(size_t bytes);
+    explicit Lazy(size_t bytes, bool huge_pages = false);
     ~Lazy();
     Lazy(const Lazy&) = delete;
     uint8_t* data;
@@ -123,8 +123,14 @@ struct Model {
     Pool pool;
     Scratch scratch;
     std::mutex busy;
-    std::vector<std::unique_ptr<Lazy>> memory;
 
     Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> layers, int threads, const Kernels* kernels);
     const Matrix& lm_head() const { return tied ? embed : head; }
+
+    // Memory for one more matrix, right behind the last: a pass reads them in this order, in huge pages where there are any.
+    uint8_t* place(size_t bytes);
+
+private:
+    std::vector<std::unique_ptr<Lazy>> arenas_;
+    size_t arena_used_ = 0;
 };
