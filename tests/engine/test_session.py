@@ -114,6 +114,26 @@ def test_cancelled_stream_leaves_the_session_exact():
     assert_same(got, plain(SamplingParams(max_tokens=8)))
 
 
+def test_listener_may_leave_at_the_completion():
+    llm = fake_llm()
+    with llm.session() as session:
+        for stream in (session.stream_chat("hi", SamplingParams(max_tokens=3)), llm.stream("hi")):
+            completion = next(chunk.completion for chunk in stream if chunk.completion)
+            assert completion.finish_reason in ("stop", "length")
+        session.chat("more", SamplingParams(max_tokens=3))  # `stream` is still alive
+        assert len(session.messages) == 4
+
+
+def test_refused_turn_leaves_the_history_alone():
+    with fake_llm().session() as session:
+        running = session.stream_chat("one")
+        next(running)
+        before = list(session.messages)
+        with pytest.raises(RequestError):
+            session.chat("two")
+        assert session.messages == before
+
+
 def test_interrupt_in_a_round_leaves_the_session_exact():
     class Interrupted(FakeBackend):
         def verify(self, cache, tokens):

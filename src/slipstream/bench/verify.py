@@ -133,7 +133,10 @@ def verify(
 
     Raises SlipstreamError where the model cannot be loaded.
     """
-    llm = model if isinstance(model, LLM) else LLM(model, backend=backend, threads=threads)
+    if not isinstance(model, LLM):
+        with LLM(model, backend=backend, threads=threads) as llm:
+            return verify(llm, quick=quick, progress=progress)
+    llm = model
     invariant = llm.backend.row_invariant
     texts = list(_texts(llm))
     if quick or not invariant:
@@ -224,7 +227,7 @@ class _Gate:
 
     def _drafter(self, name: str, text: Text, expected: list[int]) -> Drafter:
         if name == "suffix":
-            return SuffixDrafter(cost=lambda rows: 1.0)  # drafts are free, so it drafts all it can
+            return SuffixDrafter()  # with free drafts, so that it tries many
         vocab = self.llm.spec.vocab if name == "always wrong" else None
         return ScriptedDrafter(len(text.tokens), expected, vocab)
 

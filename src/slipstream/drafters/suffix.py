@@ -34,9 +34,8 @@ _REVISION = 32  # dropping at most this many tokens is a correction of the text,
 _BUCKET = tuple(length.bit_length() for length in range(1 + _LONGEST))
 
 
-def linear_cost(rows: int) -> float:
-    """Relative time of a round until somebody measures it."""
-    return 1 + 0.06 * (rows - 1)
+def _free(rows: int) -> float:
+    return 1.0
 
 
 class TextIndex:
@@ -117,12 +116,15 @@ class Odds:
 
 
 class SuffixDrafter:
-    """See the module. cost: time of a round of n rows over that of one row. memory: earlier texts to draw on."""
+    """See the module. cost: time of a round of n rows over that of one row; further rows are free where it is None.
+
+    memory: earlier texts to draw on.
+    """
 
     name = "suffix"
 
     def __init__(self, cost: Callable[[int], float] | None = None, memory: Memory | None = None) -> None:
-        self._cost = cost or linear_cost
+        self._cost = cost or _free
         self._memory = memory or Memory()
         self._odds = self._memory.odds
         self._text = TextIndex()
@@ -156,11 +158,12 @@ class SuffixDrafter:
         self._text.extend(committed)
         if self._source is None:
             return
-        guess, count = self._guess, len(committed)
-        held = (
-            count if guess[:count] == committed else next(i for i, t in enumerate(committed) if guess[i : i + 1] != [t])
-        )
-        self._odds.update(self._match, held, missed=held < min(count, len(guess)))
+        held, count = 0, len(committed)
+        for guess, token in zip(self._guess, committed, strict=False):
+            if guess != token:
+                break
+            held += 1
+        self._odds.update(self._match, held, missed=held < min(count, len(self._guess)))
         if held == count and self._at + count < len(self._source.tokens):
             self._at += count
             self._match += count

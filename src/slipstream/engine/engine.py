@@ -135,12 +135,16 @@ class LLM(Generates):
         """On the idle session, whose cache may share a prefix; on a new one where that is busy."""
         session, self._idle = self._idle or self.session(), None
         try:
-            yield from session.run(request)
+            for chunk in session.run(request):
+                if chunk.completion:
+                    break
+                yield chunk
         finally:
             if self._idle is None:
                 self._idle = session
             else:
                 session.close()
+        yield chunk
 
     def close(self) -> None:
         """Free the KV cache kept between calls, and the backend where it can be closed."""

@@ -178,22 +178,25 @@ class Session(Generates):
         return self._converse(list(messages), request)
 
     def _converse(self, messages: list[Message], request: Request) -> Iterator[Chunk]:
-        text: list[str] = []
-        try:
-            for chunk in self.run(request):
-                text.append(chunk.text)
-                yield chunk
-        finally:
-            self.messages = [*messages, {"role": "assistant", "content": "".join(text)}]
+        answer = {"role": "assistant", "content": ""}
+        for i, chunk in enumerate(self.run(request)):
+            if i == 0:
+                self.messages = [*messages, answer]
+            answer["content"] += chunk.text  # the history holds what was streamed, whenever that ends
+            yield chunk
 
     def run(self, request: Request) -> Iterator[Chunk]:
         """Serve one checked request."""
         if not self._streaming.acquire(blocking=False):
             raise RequestError("this session is still streaming an answer; finish or close that stream first")
         try:
-            yield from self._run(request)
+            for chunk in self._run(request):
+                if chunk.completion:
+                    break
+                yield chunk
         finally:
             self._streaming.release()
+        yield chunk  # free already: a caller may stop listening here and ask for more
 
     def _run(self, request: Request) -> Iterator[Chunk]:
         llm, tokens, params = self._llm, request.tokens, request.params
