@@ -9,6 +9,7 @@ from fakes import FakeBackend, fake_llm
 from slipstream.bench import verify as gate
 from slipstream.bench.verify import Check, Tally, verify
 from slipstream.engine import sampling
+from slipstream.errors import BackendError
 
 
 def failed(checks):
@@ -128,3 +129,12 @@ def test_prompts_cover_every_kind():
     names = [text.name for text in gate._texts(fake_llm())]
     assert len(names) == 20
     assert {name.split("-")[0] for name in names} == {"chat", "code", "copy", "unicode", "long"}
+
+
+def test_native_kernels_pass_on_a_tiny_model(tiny_checkpoint):
+    try:
+        checks = verify(str(tiny_checkpoint), backend="cpu", threads=1, quick=True)
+    except BackendError as error:
+        pytest.skip(str(error))
+    assert failed(checks) == set()
+    assert {"the backend samples by the rule", "prefill chunks leave the same bits"} <= {check.name for check in checks}
