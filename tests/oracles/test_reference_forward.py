@@ -154,8 +154,8 @@ def test_smollm2_predicts_english(smollm2: tuple[Checkpoint, Any, Any]) -> None:
     """Rows of q and k in the wrong order would agree with transformers above, but not with the language."""
     checkpoint, ours, _ = smollm2
     tokens = checkpoint.tokenizer.encode(
-        "Once upon a time, there was a little girl who lived in a small house at the edge of the forest with her mother "
-        "and father. Every morning she would walk to the village to buy bread and milk. "
+        "Once upon a time, there was a little girl who lived in a small house at the edge of the forest with her "
+        "mother and father. Every morning she would walk to the village to buy bread and milk. "
     )
     loss = torch.nn.functional.cross_entropy(ours.logits(tokens[:-1]), torch.tensor(tokens[1:]))
     assert loss < 2.7  # 2.39; in the wrong order 3.16
