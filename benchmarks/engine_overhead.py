@@ -118,9 +118,14 @@ def measure() -> list[Row]:
         ("round-overhead", "greedy round on a backend that does nothing, no drafter", round_time, "us"),
     ]
     return [
-        Row(id, work, round(statistics.median(samples), 2), unit, samples=[round(s, 2) for s in samples[:20]])
+        Row(id, work, round(statistics.median(samples), 2), unit, samples=[round(s, 2) for s in spread(samples)])
         for id, work, samples, unit in rows
     ]
+
+
+def spread(samples: list[float], count: int = 20) -> list[float]:
+    """At most `count` or so of the samples, evenly taken."""
+    return samples[:: max(1, len(samples) // count)]
 
 
 if __name__ == "__main__":
