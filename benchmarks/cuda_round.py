@@ -38,7 +38,7 @@ def round_us(backend: CudaBackend, context: int, rows: int, samples: int = 40) -
     cache = backend.new_cache(context + 8 * ROWS * rounds.UNROLLED)
     cache.keys.normal_()
     cache.values.normal_()
-    program = backend._program(cache, "rounds")
+    program = backend._program(cache, "rounds", rows)
     times = []
     for _ in range(samples):
         slots = {START: context, RUN_ROWS: rows, LEFT: 1 << 20, ROUND: 0, CAPACITY: cache.capacity}
@@ -59,7 +59,7 @@ def pass_us(backend: CudaBackend, context: int, rows: int, samples: int = 30) ->
     cache.keys.normal_()
     cache.values.normal_()
     backend._upload(cache, {START: context, RUN_ROWS: rows}, np.arange(rows, dtype=np.int32) + 5)
-    program = backend._program(cache, "verify")
+    program = backend._program(cache, "verify", rows)
     times = []
     for _ in range(samples):
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))

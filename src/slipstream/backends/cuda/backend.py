@@ -17,6 +17,7 @@ from slipstream.backends.base import FloatArray, IntArray, KVCache, Round
 from slipstream.backends.cuda import rounds
 from slipstream.backends.cuda.cache import CudaCache
 from slipstream.backends.cuda.chain import Chain
+from slipstream.backends.cuda.persistent import Persistent, why_not
 from slipstream.backends.cuda.prefill import prefill
 from slipstream.backends.cuda.weights import Weights, check, load
 from slipstream.errors import BackendError, RequestError
@@ -74,13 +75,22 @@ class CudaBackend:
         self.prefill_mode, self.pdl = prefill_mode, pdl and self.device.type == "cuda"
         self.buffers = rounds.RoundBuffers(spec.vocab, self.device)
         self.pass_ = self._engine(engine)
+        self._closed: list[CudaCache] = []
 
-    def _engine(self, engine: str) -> Chain:
-        return Chain(self.spec, self.weights, self.buffers.logits, self.pdl)
+    def _engine(self, engine: str) -> Chain | Persistent:
+        reason = why_not(self.spec, self.device)
+        if engine == "persistent" and reason:
+            raise BackendError(f"the persistent kernel {reason}; use the chain")
+        kind = Chain if engine == "chain" or reason else Persistent
+        return kind(self.spec, self.weights, self.buffers.logits, self.pdl)
 
     def new_cache(self, capacity: int) -> CudaCache:
+        """A cache that fits; a closed one with room is taken up again, for its captured programs."""
+        for i, cache in enumerate(self._closed):
+            if capacity <= cache.positions <= 2 * capacity + 1024:
+                return self._closed.pop(i).reopen(capacity)
         try:
-            return CudaCache(self.spec, capacity, self.device, self.weights.embed.dtype)
+            return CudaCache(self.spec, capacity, self.device, self.weights.embed.dtype, self._closed)
         except torch.OutOfMemoryError as error:
             raise BackendError(f"a cache of {capacity} positions does not fit ({_memory()}); ask for fewer") from error
 
@@ -95,17 +105,16 @@ class CudaBackend:
                 prefill(self.spec, self.weights, c, torch.from_numpy(ids).to(self.device))
             c.length += len(ids)
             return
-        program = self._program(c, "exact")
         for i in range(0, len(ids), ROWS):
             rows = ids[i : i + ROWS]
             self._upload(c, {START: c.length, RUN_ROWS: len(rows)}, rows)
-            program()
+            self._program(c, "exact", len(rows))()
             c.length += len(rows)
 
     def verify(self, cache: KVCache, tokens: IntArray) -> FloatArray:
         c = _own(cache, len(tokens))
         self._upload(c, {START: c.length, RUN_ROWS: len(tokens)}, np.asarray(tokens, np.int32))
-        self._program(c, "verify")()
+        self._program(c, "verify", len(tokens))()
         c.length += len(tokens)
         logits: FloatArray = self.buffers.logits[: len(tokens)].cpu().numpy()
         return logits
@@ -129,7 +138,7 @@ class CudaBackend:
         b.seed.copy_(torch.from_numpy(np.array([seed], np.uint64).view(np.int64)))
         b.cancel.zero_()
         filtered = temperature > 0 and (0 < top_k < self.spec.vocab or top_p < 1 or min_p > 0)
-        program = self._program(c, "filtered rounds" if filtered else "rounds")
+        program = self._program(c, "filtered rounds" if filtered else "rounds", 1 + drafts)
         begin(c.tokens, c.row_tokens, c.state)
         for done in rounds.stream(b, program, limit, self._alive):
             c.length += len(done.tokens)
@@ -141,32 +150,38 @@ class CudaBackend:
         control[STATE_SIZE : STATE_SIZE + len(rows)] = rows
         cache.control.copy_(torch.from_numpy(control))
 
-    def _program(self, cache: CudaCache, name: str) -> Callable[[], None]:
-        """The graph `name` over this cache, captured on first use (the kernels run once before, on no rows)."""
-        if name not in cache.programs:
-            buffers = self.pass_.buffers(cache)
+    def _program(self, cache: CudaCache, kind: str, rows: int) -> Callable[[], None]:
+        """The graph of a kind for up to 8 or 16 rows over this cache, captured on first use."""
+        rows = 8 if rows <= 8 else 16
+        if (kind, rows) not in cache.programs:
+            if cache.workspace is None:
+                cache.workspace = self.pass_.buffers(cache)
+            workspace = cache.workspace
 
             def enqueue() -> None:
-                if name in ("exact", "verify"):
-                    self.pass_.run(cache, buffers, logits=name == "verify")
+                if kind in ("exact", "verify"):
+                    self.pass_.run(cache, workspace, kind == "verify", rows)
                     return
                 for _ in range(rounds.UNROLLED):
-                    self.pass_.run(cache, buffers, logits=True)
-                    self.buffers.finish_round(cache, name == "filtered rounds", self.pdl)
+                    self.pass_.run(cache, workspace, True, rows)
+                    self.buffers.finish_round(cache, kind == "filtered rounds", self.pdl)
 
-            cache.programs[name] = self._capture(cache, enqueue)
-        return cache.programs[name]
+            cache.programs[kind, rows] = self._capture(cache, enqueue)
+        return cache.programs[kind, rows]
 
     def _capture(self, cache: CudaCache, enqueue: Callable[[], None]) -> Callable[[], None]:
         if self.device.type == "cpu":
             return enqueue
         control = cache.control.clone()
         cache.control.zero_()
-        enqueue()
+        enqueue()  # on no rows: compiles what is new, which a capture could not
         cache.control.copy_(control)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
             enqueue()
+            graph.capture_end()
         return graph.replay
 
     def _alive(self) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from slipstream.kernels.launch import ROWS, STATE_SIZE
 from slipstream.models.spec import ModelSpec
+
+KEPT = 4
+"""Closed caches kept for reuse."""
 
 
 class CudaCache:
@@ -15,22 +18,28 @@ class CudaCache:
     sectors. Sliding-window layers keep every position too, so any length can be rewound to.
 
     control: `state` and the rows' tokens, one upload; tokens: the text, read by the device's drafter.
-    programs: captured graphs over these buffers, by name.
+    programs: captured graphs over these buffers, by kind and rows; workspace: what the pass keeps beside them.
+    closed: where `close` leaves this cache for the backend to take up again, its programs still valid.
     """
 
-    def __init__(self, spec: ModelSpec, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, capacity: int, device: torch.device, dtype: torch.dtype,
+                 closed: list[CudaCache]) -> None:  # fmt: skip
         a = spec.layers[0].attention
-        positions = -(-capacity // 64) * 64
+        positions = self.positions = -(-capacity // 64) * 64
         layers = len(spec.layers)
         self.keys = torch.zeros(layers, a.kv_heads, positions, a.head_dim, dtype=dtype, device=device)
         self.values = torch.zeros(layers, a.kv_heads, a.head_dim, positions, dtype=dtype, device=device)
-        self.tokens = torch.zeros(capacity + 1 + ROWS, dtype=torch.int32, device=device)
+        self.tokens = torch.zeros(positions + 1 + ROWS, dtype=torch.int32, device=device)
         self.control = torch.zeros(STATE_SIZE + ROWS, dtype=torch.int32, device=device)
         self.state, self.row_tokens = self.control[:STATE_SIZE], self.control[STATE_SIZE:]
-        self.programs: dict[str, Callable[[], None]] = {}
-        self.length = 0
-        self.capacity = capacity
-        self.closed = False
+        self.programs: dict[tuple[str, int], Callable[[], None]] = {}
+        self.workspace: Sequence[torch.Tensor] | None = None
+        self._closed = closed
+        self.reopen(capacity)
+
+    def reopen(self, capacity: int) -> CudaCache:
+        self.length, self.capacity, self.closed = 0, capacity, False
+        return self
 
     def can_rewind(self, length: int) -> bool:
         return 0 <= length <= self.length
@@ -41,7 +50,7 @@ class CudaCache:
         self.length = length
 
     def close(self) -> None:
-        self.programs.clear()
         if not self.closed:
-            del self.keys, self.values
-        self.closed = True
+            self.closed = True
+            self._closed.append(self)
+            del self._closed[:-KEPT]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from slipstream.backends.cuda.cache import CudaCache
@@ -37,8 +39,10 @@ class Chain:
         parts = torch.zeros(splits, ROWS, a.heads, a.head_dim, device=self.h.device)
         return parts, torch.zeros(splits, ROWS, a.heads, device=self.h.device)
 
-    def run(self, cache: CudaCache, buffers: tuple[torch.Tensor, torch.Tensor], logits: bool) -> None:
-        """Enqueue the pass over the rows in `cache.control`; `logits` false stops at the last layer's cache."""
+    def run(self, cache: CudaCache, buffers: Sequence[torch.Tensor], logits: bool,
+            rows: int = ROWS) -> None:  # fmt: skip
+        """Enqueue the pass over the rows in `cache.control`; `logits` false stops at the last layer's cache. The tiles
+        take 16 rows whatever `rows` is."""
         h, pdl, eps, (parts, lse) = self.h, self.pdl, self.spec.norm_eps, buffers
         embed(cache.row_tokens, self.weights.embed, h, pdl)
         for i, (layer, w) in enumerate(zip(self.spec.layers, self.weights.layers, strict=True)):
