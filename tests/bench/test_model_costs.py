@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.bench.model_costs import PlanError, described_models, from_config, load_model
+from slipstream.bench.plan import Setup, pass_bytes
+from slipstream.models.checkpoint import list_models
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -107,6 +109,24 @@ def test_quantization_of_the_config_decides_the_dtypes() -> None:
 def test_bad_configs_are_named_in_the_error(config: dict[str, object], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         from_config(TINY | config, "broken")
+
+
+def test_a_gguf_header_costs_what_its_file_holds() -> None:
+    built_in = next((model.path for model in list_models() if model.name == "smollm2"), None)
+    if built_in is None:
+        pytest.skip("the built-in model is not installed")
+    stored, described = load_model(str(built_in)), load_model("smollm2")
+    assert stored.layers == described.layers
+    assert pass_bytes(stored, Setup(context=1)) == pytest.approx(pass_bytes(described, Setup(context=1)))
+    assert sum(pass_bytes(stored, Setup(context=1)).values()) == pytest.approx(98e6, rel=0.02)
+
+
+def test_a_model_in_the_hub_cache_is_found_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = tmp_path / "models--org--tiny" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(TINY | {"model_type": "llama"}))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert load_model("org/tiny").hidden == 32
 
 
 def test_what_cannot_be_found_or_read_is_an_error(tmp_path: Path) -> None:

@@ -110,6 +110,18 @@ def test_every_known_model_plans_on_every_known_machine(model: str, gpu: str) ->
     assert document["sources"]["gpu"]
 
 
+@pytest.mark.parametrize("name", ["naive-n0.5-flash", "Naive-N0.5-Flash", "org/naive-n05-flash"])
+def test_models_and_machines_are_found_however_they_are_written(name: str) -> None:
+    assert planned(name, "DGX Spark").model.name == "naive-n05-flash"
+
+
+def test_this_machine_can_be_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.bench.machine.read_bandwidth", lambda threads: 50e9)
+    here = planned("smollm2", "cpu", context=1)
+    assert here.floor_s == pytest.approx(here.total_bytes / 50e9)
+    assert "measured now" in here.hardware.source
+
+
 def test_everything_unmeasured_is_said() -> None:
     notes = " ".join(planned("naive-n05-flash", "rubin", tp=8, drafts=7).assumptions())
     for word in ("announced", "of its peak", "random", "--acceptance", "drafter"):

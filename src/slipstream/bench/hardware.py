@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from slipstream.bench.model_costs import PlanError
+from slipstream.bench.model_costs import PlanError, same_name
 
 ASSUMED_READ_SHARE = 4.35 / 4.8
 """Share of the peak rate that reads reach where nobody measured: what an H200 reaches."""
+
+THIS_CPU = "cpu"
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,12 @@ def launch_names() -> list[str]:
 
 
 def load_hardware(name: str) -> Hardware:
-    """A machine by its id. Raises PlanError with the ids there are."""
-    key = name.lower()
-    if key not in _table("hardware"):
-        raise PlanError(f"unknown machine {name!r}; choose one of {', '.join(hardware_names())}")
+    """A machine by its id; `cpu` is this one, measured now. Raises PlanError with the ids there are."""
+    if name == THIS_CPU:
+        return this_cpu()
+    key = same_name(name, hardware_names())
+    if key is None:
+        raise PlanError(f"unknown machine {name!r}; choose {THIS_CPU} (this one) or {', '.join(hardware_names())}")
     entry = _table("hardware")[key]
     peak = entry["peak_tb_s"] * 1e12
     return Hardware(
@@ -89,6 +93,24 @@ def load_hardware(name: str) -> Hardware:
         read_measured="read_tb_s" in entry,
         status=entry["status"],
         source=entry["source"],
+    )
+
+
+def this_cpu() -> Hardware:
+    """This machine: its read rate measured now (half a second), its arithmetic as the Zen 4 of the table."""
+    from slipstream.bench.machine import cores, cpu_model, memory_bytes, read_bandwidth
+
+    like = load_hardware("cpu-zen4")
+    rate = read_bandwidth(cores())
+    return replace(
+        like,
+        id=THIS_CPU,
+        name=f"{cores()} cores of {cpu_model()}",
+        memory_bytes=memory_bytes(),
+        peak_bytes_per_s=rate,
+        read_bytes_per_s=rate,
+        flops=like.flops / 2 * cores(),
+        source=f"read rate measured now with {cores()} threads; arithmetic assumed as fast a core as {like.name}",
     )
 
 

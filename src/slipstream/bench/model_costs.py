@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import SlipstreamError
+from slipstream.models.checkpoint import list_models
 
 
 class PlanError(SlipstreamError):
@@ -174,25 +175,41 @@ class ModelCosts:
 
 
 def load_model(name: str) -> ModelCosts:
-    """A shipped description by name, a directory with `config.json`, a JSON file, or a GGUF file.
+    """The model at `name`: a shipped description, config.json, its directory, a .gguf file, or a hub id in the cache.
 
     Raises PlanError where nothing is found or the config does not describe a model that can be costed.
     """
     shipped = described_models()
-    if name in shipped:
-        entry = dict(shipped[name])
-        weights, source = entry.pop("weights", {}), entry.pop("source", "")
-        model = from_config(entry, name, source=source)
-        return replace(model, dtypes=replace(model.dtypes, **weights))
     path = Path(name).expanduser()
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.is_file():
+    if name not in shipped and path.exists():
+        return _from_path(path)
+    if "/" in name and (cached := next((m.path for m in list_models() if m.name == name), None)):
+        return _from_path(cached)
+    key = same_name(name.rpartition("/")[2], shipped)
+    if key is None:
         raise PlanError(
             f"no model {name!r}: give a config.json, its directory, a .gguf file, or one of {', '.join(shipped)}"
         )
+    entry = dict(shipped[key])
+    weights, source = entry.pop("weights", {}), entry.pop("source", "")
+    model = from_config(entry, key, source=source)
+    return replace(model, dtypes=replace(model.dtypes, **weights))
+
+
+def same_name(name: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that equals `name` but for case and punctuation: naive-n0.5-flash finds naive-n05-flash."""
+
+    def bare(text: str) -> str:
+        return "".join(c for c in text.lower() if c.isalnum())
+
+    return next((each for each in names if bare(each) == bare(name)), None)
+
+
+def _from_path(path: Path) -> ModelCosts:
+    if path.is_dir():
+        path = path / "config.json"
     if path.suffix == ".gguf":
-        from slipstream.bench.gguf_costs import from_gguf  # reads the header only, and only when asked
+        from slipstream.bench.gguf_costs import from_gguf  # imports this module
 
         return from_gguf(path)
     try:
@@ -201,7 +218,7 @@ def load_model(name: str) -> ModelCosts:
         raise PlanError(f"cannot read {path} as JSON: {error}") from None
     if not isinstance(config, dict):
         raise PlanError(f"{path} holds no JSON object; expected a model's config.json")
-    return from_config(config, path.parent.name or name, source=str(path))
+    return from_config(config, path.resolve().parent.name, source=str(path))
 
 
 @cache

@@ -42,7 +42,7 @@ class Parameters(click.ParamType[int]):
 
 @click.command("plan")
 @click.argument("model", required=False)
-@click.option("--gpu", default=None, help="Machine, by id; default h200 (cpu-zen4 for smollm2).")
+@click.option("--gpu", default=None, help="Machine, by id, or cpu: this one, measured. Default h200; cpu for smollm2.")
 @click.option("--tp", type=int, default=1, show_default=True, help="Devices that share each layer.")
 @click.option("--dtype", default=None, help="Store the weights so (experts only, in a sparse model).")
 @click.option("--kv-dtype", default="bf16", show_default=True, help="Store keys and values so.")
@@ -83,7 +83,7 @@ def command(
     costs = load_model(model)
     planned = plan(
         costs.with_dtype(dtype) if dtype else costs,
-        load_hardware(gpu or ("cpu-zen4" if model == "smollm2" else "h200")),
+        load_hardware(gpu or ("cpu" if model == "smollm2" else "h200")),
         Setup(**setup),
         load_launch(launch) if launch else None,
     )
