@@ -141,6 +141,35 @@ def test_a_ring_refuses_to_rewind_past_what_it_holds(tmp_path):
         cache.rewind(1)
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_an_exported_cache_goes_on_with_the_same_bits(tmp_path, family):
+    path = write_tiny_checkpoint(tmp_path, family, max_position_embeddings=4096)
+    checkpoint = load_checkpoint(path)
+    backend = CpuBackend(checkpoint.spec, checkpoint.tensors)
+    tokens = tokens_of(checkpoint.spec.vocab, 700)
+    first = backend.new_cache(1000)
+    backend.prefill(first, tokens[:600])
+    first.rewind(590)
+    second = CpuBackend(checkpoint.spec, checkpoint.tensors).new_cache(2000)
+    second.import_state(first.export_state())
+    assert second.length == 590
+    want = backend.verify(first, tokens[590:600]).copy()
+    assert np.array_equal(second.backend.verify(second, tokens[590:600]), want)
+
+
+def test_a_damaged_state_is_refused(tmp_path):
+    checkpoint = load_checkpoint(write_tiny_checkpoint(tmp_path))
+    backend = CpuBackend(checkpoint.spec, checkpoint.tensors)
+    cache = backend.new_cache(100)
+    backend.prefill(cache, tokens_of(checkpoint.spec.vocab, 50))
+    state = cache.export_state()
+    for data in (b"", state[:10], state[:-1], state + b"x", b"y" + state[1:], state[:8] + b"\xff" * 16 + state[24:]):
+        with pytest.raises(ValueError, match="not the state"):
+            backend.new_cache(100).import_state(data)
+    with pytest.raises(ValueError, match="fits this capacity"):
+        backend.new_cache(49).import_state(state)
+
+
 @pytest.fixture(scope="module")
 def backend(tiny_checkpoint):
     checkpoint = load_checkpoint(tiny_checkpoint)

@@ -68,6 +68,19 @@ class CpuCache:
             raise ValueError(f"cannot rewind a cache of {self.length} positions to {length}")
         library().slip_cache_rewind(self.handle, length)
 
+    def export_state(self) -> bytes:
+        """All that is needed to go on from here, in this or another process, with a cache of the same model."""
+        handle = self.open_handle()
+        out = np.empty(library().slip_cache_state_bytes(self.backend.handle, handle), np.uint8)
+        library().slip_cache_export(self.backend.handle, handle, out.ctypes.data)
+        return out.tobytes()
+
+    def import_state(self, data: bytes) -> None:
+        """Become the exported cache, bit for bit. Raises ValueError where `data` is no state of such a cache, or longer."""
+        given = np.frombuffer(data, np.uint8)
+        if library().slip_cache_import(self.backend.handle, self.open_handle(), given.ctypes.data, len(given)):
+            raise ValueError("not the state of a cache of this model that fits this capacity")
+
     def close(self) -> None:
         if self.handle:
             library().slip_cache_free(self.handle)

@@ -50,6 +50,9 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "slip_cache_length": (c.c_int, (c.c_void_p,)),
     "slip_cache_can_rewind": (c.c_int, (c.c_void_p, c.c_int)),
     "slip_cache_rewind": (None, (c.c_void_p, c.c_int)),
+    "slip_cache_state_bytes": (c.c_size_t, (c.c_void_p, c.c_void_p)),
+    "slip_cache_export": (None, (c.c_void_p, c.c_void_p, c.c_void_p)),
+    "slip_cache_import": (c.c_int, (c.c_void_p, c.c_void_p, c.c_void_p, c.c_size_t)),
     "slip_prefill": (c.c_int, (c.c_void_p, c.c_void_p, c.c_void_p, c.c_int)),
     "slip_verify": (c.c_int, (c.c_void_p, c.c_void_p, c.c_void_p, c.c_int, c.c_void_p)),
     "slip_sample": (

@@ -60,19 +60,23 @@ struct Model;
 struct Cache {
     Cache(const Model& model, int capacity);
     bool can_rewind(int to) const;
+    int high() const { return high_; }
 
     int length = 0, capacity;
     std::vector<LayerCache> layers;
+
+    void advanced(int to) { length = to; high_ = to > high_ ? to : high_; }
+    void rewind(int to) { length = to; if (!to) high_ = 0; }
 
 private:
     std::vector<int> windows_;
     int high_ = 0;  // the longest this cache has been since its last restart
     std::unique_ptr<Lazy> memory_;
-    friend struct Model;
-public:
-    void advanced(int to) { length = to; high_ = to > high_ ? to : high_; }
-    void rewind(int to) { length = to; if (!to) high_ = 0; }
 };
+
+size_t cache_state_bytes(const Model& model, const Cache& cache);
+void cache_export(const Model& model, const Cache& cache, uint8_t* out);
+bool cache_import(const Model& model, Cache& cache, const uint8_t* data, size_t n);  // false: not bytes of such a cache
 
 constexpr int TILE = 8;      // rows that share one load of the weights
 constexpr int LOW_BITS = 8;
