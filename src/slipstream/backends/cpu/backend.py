@@ -76,7 +76,7 @@ class CpuCache:
         return out.tobytes()
 
     def import_state(self, data: bytes) -> None:
-        """Become the exported cache, bit for bit. Raises ValueError where `data` is no state of such a cache, or longer."""
+        """Become the exported cache, bit for bit. Raises ValueError where `data` is no such state, or does not fit."""
         given = np.frombuffer(data, np.uint8)
         if library().slip_cache_import(self.backend.handle, self.open_handle(), given.ctypes.data, len(given)):
             raise ValueError("not the state of a cache of this model that fits this capacity")
