@@ -75,8 +75,8 @@ $(VENV)/.torch: $(VENV)/.package
 	@if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then \
 	  echo "NVIDIA GPU found: installing PyTorch"; $(PIP) install -c constraints.txt -e '.[cuda]' </dev/null; \
 	elif ! why=$$($(BIN)/python -c 'from slipstream.backends.cpu.library import library; library()' 2>&1); then \
-	  echo "$$why" | tail -n 1; \
-	  echo "Installing PyTorch in place of the native kernels; it is slower"; $(PIP) install -c constraints.txt -e '.[torch]' </dev/null; \
+	  echo "$$why" | sed -n '$$s/^[^ ]*: //p'; \
+	  echo "Installing PyTorch in their place, which is slower. With a compiler: make clean run"; $(PIP) install -c constraints.txt -e '.[torch]' </dev/null; \
 	fi
 	@touch $@
 

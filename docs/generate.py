@@ -38,7 +38,8 @@ def cli_page() -> str:
 
 def helps(command: click.Command, path: str, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
     """The command's own help, then that of the commands below it."""
-    context = click.Context(command, parent, info_name=path.split()[-1], terminal_width=100, max_content_width=100)
+    settings = command.context_settings | {"terminal_width": 100, "max_content_width": 100}
+    context = click.Context(command, parent, info_name=path.split()[-1], **settings)
     yield path, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     if isinstance(command, click.Group):
         for name in command.list_commands(context):

@@ -134,3 +134,10 @@ def test_no_prompt_at_a_terminal_is_refused_without_waiting(cli, monkeypatch):
 def test_an_answer_cannot_steer_the_terminal():
     assert printable("a\x1b[2Jb\x07\r\x9b") == "a\ufffd[2Jb\ufffd\ufffd\ufffd"
     assert printable("tab\tand\nline, é 漢字 😀") == "tab\tand\nline, é 漢字 😀"
+
+
+def test_the_slow_backend_is_announced_with_the_reason(cli, monkeypatch):
+    monkeypatch.setattr("fakes.FakeBackend.name", "reference")
+    monkeypatch.setattr("slipstream.backends.why_not_native", lambda checkpoint: "no compiler")
+    assert "slow reference backend: no compiler" in cli("run", "fake", "hi", "--max-tokens", "4").err
+    assert "slow" not in cli("run", "fake", "hi", "--max-tokens", "4", "--backend", "reference").err

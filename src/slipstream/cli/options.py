@@ -97,10 +97,18 @@ def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
 
 
 def load(model: str, options: Mapping[str, Any]) -> LLM:
-    """Load `model`. Raises SlipstreamError where it, or a backend for it, cannot be had."""
+    """Load `model`, and say so where only the slow backend can run it.
+
+    Raises SlipstreamError where the model, or any backend for it, cannot be had.
+    """
     from slipstream import LLM
 
-    return LLM(model, **{name: options[name] for name in ENGINE})
+    llm = LLM(model, **{name: options[name] for name in ENGINE})
+    if options["backend"] == "auto" and llm.backend.name == "reference":
+        from slipstream.backends import why_not_native
+
+        click.secho(f"slow reference backend: {why_not_native(llm.checkpoint)}", dim=True, err=True)
+    return llm
 
 
 def _add(command: F, *options: Callable[[F], F]) -> F:
