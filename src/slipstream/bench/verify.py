@@ -173,7 +173,7 @@ def _modes(few: bool) -> list[SamplingParams]:
     greedy = SamplingParams(max_tokens=32, ignore_eos=True)
     draws = [(0.8, 1), (1.2, 2)] if few else list(product((0.8, 1.2), (1, 2, 3)))
     return [greedy] + [
-        SamplingParams(max_tokens=24, ignore_eos=True, temperature=temperature, top_p=0.9, seed=seed)
+        SamplingParams(max_tokens=16, ignore_eos=True, temperature=temperature, top_p=0.9, seed=seed)
         for temperature, seed in draws
     ]
 
