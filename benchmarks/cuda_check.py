@@ -1,4 +1,4 @@
-"""The persistent kernel against the chain and the reference on a GPU, on tiny shapes: `python benchmarks/cuda_check.py`.
+"""The persistent kernel against the chain on a GPU: `python benchmarks/cuda_check.py [shapes] [--length n]`.
 
 Small enough for `compute-sanitizer --tool memcheck|racecheck`.
 """
