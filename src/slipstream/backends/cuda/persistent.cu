@@ -43,12 +43,13 @@ struct Args {
     float* logits;
     char* arena;  // (2, LAYERS, layer_bytes)
     int* epoch;   // pass number, blocks done, then (rows, splits) dirty in each arena
+    u64* profile;  // null, or (GRID, LAYERS, STAMPS) clocks, then the head's (GRID, 2)
     u64 positions, layer_bytes, max_splits, want_logits;
 };
 
 constexpr int WARPS = 8, THREADS = WARPS * 32, ROWS = 16, BLOCK_BYTES = 16384, SPLIT = 256;
 constexpr int QKV = (HEADS + 2 * KV_HEADS) * HD, ATT = HEADS * HD, GROUP = HEADS / KV_HEADS, V_SLOTS = 24;
-constexpr int X_ROWS = NT * 8;
+constexpr int X_ROWS = NT * 8, STAMPS = 12;
 __host__ __device__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
 __host__ __device__ constexpr int pitch(int k) { return k * 2 + (k * 2 % 64 ? 64 : 32); }  // odd multiple of 32 bytes: no bank conflicts
 constexpr int X_BYTES = max_of(X_ROWS * pitch(max_of(max_of(HIDDEN, ATT), CHUNK)), WARPS * 16 * (HD + 4) * 4);
@@ -63,6 +64,13 @@ static_assert(HIDDEN % 16 == 0 && INNER % CHUNK == 0 && CHUNK % 16 == 0 && VOCAB
 
 // ---- memory and synchronisation primitives
 
+// The thread's number, read anew where it is used: else the compiler computes every stage's addresses once, before the
+// loop over layers, and spills them.
+__device__ __forceinline__ int thread() {
+    int t;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
+    return t;
+}
 __device__ __forceinline__ u32 smem_addr(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void block_sync() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 __device__ __forceinline__ void bar_init(u32 bar, int count) {
@@ -112,12 +120,12 @@ __device__ __forceinline__ void publish4(void* p, u32 v) {
 __device__ __forceinline__ bool unset(u32 v) { return (v & 0xFFFF) == 0xFFFF || v >= 0xFFFF0000u; }
 __device__ __forceinline__ bool unset(uint4 v) { return unset(v.x) || unset(v.y) || unset(v.z) || unset(v.w); }
 
-struct Spin {  // a value that never comes is a bug or a lost block: fail loudly
-    u32 n = 0;
-    __device__ __forceinline__ void again() {
-        if (++n > (1u << 24)) __trap();
-    }
-};
+// Asks for a batch of values until all have come. One that never does is a bug or a lost block: fail loudly.
+template <class Load>
+__device__ __forceinline__ void until(Load load) {
+    for (u32 n = 0; !load(); ++n)
+        if (n > (1u << 24)) __trap();
+}
 
 // ---- numbers
 
@@ -161,35 +169,58 @@ struct Stream {
     char* smem;
     u32 bars;
     u32 fragment = 0;  // of the block's stream, where the current tile begins
-    int block = -1, slot = -1;
-    u32 phase = 0;
-    __device__ __forceinline__ void reach(int wanted) {
-        while (block < wanted) {
-            if (block >= 0) {
-                __syncwarp();
-                if ((threadIdx.x & 31) == 0) bar_arrive(bars + SLOTS * 8 + slot * 8);
-            }
-            ++block;
-            if (++slot == SLOTS) slot = 0, phase ^= 1;
-            bar_wait(bars + slot * 8, phase);
+    int held = 0, held_slot = 0;         // the oldest ring block this warp has not given back
+    int seen = 0, seen_slot = 0;         // ring blocks before this one have arrived
+    u32 seen_phase = 0;
+    __device__ __forceinline__ void await(int block) {
+        while (seen <= block) {
+            bar_wait(bars + seen_slot * 8, seen_phase);
+            ++seen;
+            if (++seen_slot == SLOTS) seen_slot = 0, seen_phase ^= 1;
         }
     }
-    // Adds a tile's products with `frags` k-steps of x; this warp takes every eighth.
+    __device__ __forceinline__ void release(int block) {  // all before it
+        if (held >= block) return;
+        __syncwarp();
+        while (held < block) {
+            if ((thread() & 31) == 0) bar_arrive(bars + (SLOTS + held_slot) * 8);
+            ++held;
+            if (++held_slot == SLOTS) held_slot = 0;
+        }
+    }
+    __device__ __forceinline__ const uint4* at(u32 f) const {
+        int slot = held_slot + (int)(f >> 5) - held;
+        if (slot >= SLOTS) slot -= SLOTS;
+        return (const uint4*)(smem + slot * BLOCK_BYTES + (f & 31) * 512) + (thread() & 31);
+    }
+    // Adds a tile's products with `frags` k-steps of x; this warp takes every eighth, four at a time.
     __device__ __forceinline__ void multiply(float (&acc)[NT][4], const char* x, int x_pitch, int frags) {
-        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
-#pragma unroll 4
-        for (int f = warp; f < frags; f += WARPS) {
-            const u32 at = fragment + f;
-            reach(at >> 5);
-            const uint4 a = *(const uint4*)(smem + slot * BLOCK_BYTES + (at & 31) * 512 + lane * 16);
+        const int warp = thread() >> 5, lane = thread() & 31;
+        const char* mine = x + (lane >> 2) * x_pitch + (lane & 3) * 8;
+        constexpr int GROUP = 4;
+        for (int f = warp; f < frags; f += GROUP * WARPS) {
+            release((int)((fragment + f) >> 5));
+            await((int)((fragment + min(f + (GROUP - 1) * WARPS, frags - 1)) >> 5));
+            uint4 w[GROUP];
+            uint2 b[GROUP][NT];
 #pragma unroll
-            for (int n = 0; n < NT; ++n) {
-                const uint2 b = *(const uint2*)(x + (n * 8 + g) * x_pitch + f * 32 + c * 8);
-                mma(acc[n], a.x, a.y, a.z, a.w, b.x, b.y);
+            for (int i = 0; i < GROUP; ++i) {
+                const int at_f = f + i * WARPS;
+                if (at_f >= frags) continue;
+                w[i] = *at(fragment + at_f);
+#pragma unroll
+                for (int n = 0; n < NT; ++n) b[i][n] = *(const uint2*)(mine + n * 8 * x_pitch + at_f * 32);
+            }
+#pragma unroll
+            for (int i = 0; i < GROUP; ++i) {
+                if (f + i * WARPS >= frags) continue;
+#pragma unroll
+                for (int n = 0; n < NT; ++n) mma(acc[n], w[i].x, w[i].y, w[i].z, w[i].w, b[i][n].x, b[i][n].y);
             }
         }
         fragment += frags;
     }
+    __device__ __forceinline__ void end_of_tile() { release((int)(fragment >> 5)); }
 };
 
 struct Block {
@@ -197,43 +228,64 @@ struct Block {
     char* smem;
     Stream stream;
     int start, rows, red = 0;
+    u64* clock_at;
     __device__ Block(const Args& args, char* shared) : a(args), smem(shared) {}
     __device__ float* rstd() { return (float*)(smem + SMEM_RSTD); }
     __device__ float* residual(int owned) { return (float*)(smem + SMEM_H) + owned * X_ROWS * 16; }
 
+    // Marks the clock at a step of a layer, for the benchmark's table of stages.
+    __device__ __forceinline__ void stamp() {
+        if (a.profile && thread() == 0) *clock_at = clock64();
+        ++clock_at;
+    }
+
     // ---- activations into shared memory
 
     // x = row * norm for every row; the sum of squares of each 8 values goes aside for `finish_norm`.
+    // `source` gives the address of 8 values. Several are asked for before the first is waited for.
     template <class Source>
     __device__ __forceinline__ void load_normed(const float* norm, Source source) {
-        constexpr int CHUNKS = HIDDEN / 8;
+        constexpr int CHUNKS = HIDDEN / 8, BATCH = 3;
         float* squares = (float*)(smem + SMEM_SS);
-        for (int i = threadIdx.x; i < rows * CHUNKS; i += THREADS) {
-            const int row = i / CHUNKS, k = i % CHUNKS * 8;
-            const float4 n0 = __ldg((const float4*)(norm + k)), n1 = __ldg((const float4*)(norm + k + 4));
-            const uint4 v = source(row, k);
-            const float h[8] = {low(v.x), high(v.x), low(v.y), high(v.y), low(v.z), high(v.z), low(v.w), high(v.w)};
-            float s = 0;
+        for (int i0 = thread(); i0 < rows * CHUNKS; i0 += BATCH * THREADS) {
+            float4 n0[BATCH], n1[BATCH];
+            uint4 v[BATCH];
 #pragma unroll
-            for (int e = 0; e < 8; ++e) s += h[e] * h[e];
-            squares[i] = s;
-            *(uint4*)(smem + SMEM_X + row * pitch(HIDDEN) + k * 2) =
-                make_uint4(pack(h[0] * n0.x, h[1] * n0.y), pack(h[2] * n0.z, h[3] * n0.w),
-                           pack(h[4] * n1.x, h[5] * n1.y), pack(h[6] * n1.z, h[7] * n1.w));
+            for (int j = 0; j < BATCH; ++j) {
+                const int k = (i0 + j * THREADS) % CHUNKS * 8;
+                n0[j] = __ldg((const float4*)(norm + k)), n1[j] = __ldg((const float4*)(norm + k + 4));
+            }
+            until([&] {
+                bool ready = true;
+#pragma unroll
+                for (int j = 0; j < BATCH; ++j) {
+                    const int i = i0 + j * THREADS;
+                    if (i < rows * CHUNKS) v[j] = poll_load16(source(i / CHUNKS, i % CHUNKS * 8)), ready &= !unset(v[j]);
+                }
+                return ready;
+            });
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) {
+                const int i = i0 + j * THREADS, row = i / CHUNKS, k = i % CHUNKS * 8;
+                if (i >= rows * CHUNKS) continue;
+                const float h[8] = {low(v[j].x), high(v[j].x), low(v[j].y), high(v[j].y),
+                                    low(v[j].z), high(v[j].z), low(v[j].w), high(v[j].w)};
+                float s = 0;
+#pragma unroll
+                for (int e = 0; e < 8; ++e) s += h[e] * h[e];
+                squares[i] = s;
+                *(uint4*)(smem + SMEM_X + row * pitch(HIDDEN) + k * 2) =
+                    make_uint4(pack(h[0] * n0[j].x, h[1] * n0[j].y), pack(h[2] * n0[j].z, h[3] * n0[j].w),
+                               pack(h[4] * n1[j].x, h[5] * n1[j].y), pack(h[6] * n1[j].z, h[7] * n1[j].w));
+            }
         }
     }
     __device__ __forceinline__ void load_stream(const char* from, const float* norm) {
-        load_normed(norm, [&](int row, int k) { return wait16(from + (row * HIDDEN + k) * 2); });
-    }
-    __device__ __forceinline__ uint4 wait16(const void* p) {
-        Spin spin;
-        uint4 v = poll_load16(p);
-        while (unset(v)) spin.again(), v = poll_load16(p);
-        return v;
+        load_normed(norm, [&](int row, int k) { return from + (row * HIDDEN + k) * 2; });
     }
     __device__ __forceinline__ void finish_norm() {
         constexpr int CHUNKS = HIDDEN / 8;
-        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+        const int warp = thread() >> 5, lane = thread() & 31;
         for (int row = warp; row < rows; row += WARPS) {
             const float* squares = (const float*)(smem + SMEM_SS) + row * CHUNKS;
             float s = 0;
@@ -244,49 +296,79 @@ struct Block {
         }
     }
     __device__ __forceinline__ void load_inner(const Places& p, int k0) {
-        constexpr int CHUNKS = CHUNK / 8;
-#pragma unroll 4
-        for (int i = threadIdx.x; i < rows * CHUNKS; i += THREADS) {
-            const int row = i / CHUNKS, k = i % CHUNKS * 8;
-            *(uint4*)(smem + SMEM_X + row * pitch(CHUNK) + k * 2) = wait16(p.inner + (row * INNER + k0 + k) * 2);
+        constexpr int CHUNKS = CHUNK / 8, BATCH = 6;
+        auto source = [&](int i) { return p.inner + (i / CHUNKS * INNER + k0 + i % CHUNKS * 8) * 2; };
+        for (int i0 = thread(); i0 < rows * CHUNKS; i0 += BATCH * THREADS) {
+            uint4 v[BATCH];
+            until([&] {
+                bool ready = true;
+#pragma unroll
+                for (int j = 0; j < BATCH; ++j)
+                    if (i0 + j * THREADS < rows * CHUNKS)
+                        v[j] = poll_load16(source(i0 + j * THREADS)), ready &= !unset(v[j]);
+                return ready;
+            });
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) {
+                const int i = i0 + j * THREADS;
+                if (i >= rows * CHUNKS) continue;
+                *(uint4*)(smem + SMEM_X + i / CHUNKS * pitch(CHUNK) + i % CHUNKS * 16) = v[j];
+            }
         }
     }
     // Attention's parts merged in order of position, weighted by their share of the softmax sum.
     __device__ __forceinline__ void load_merged(const Places& p, int first, int last) {
-        constexpr int CHUNKS = ATT / 8;
-        for (int i = threadIdx.x; i < rows * CHUNKS; i += THREADS) {
-            const int row = i / CHUNKS, k = i % CHUNKS * 8;
-            float top = -1e30f, total = 0, acc[8] = {};
-            for (int s0 = first; s0 < last; s0 += 4) {
-                uint4 v[4];
-                u32 l[4];
-                auto fetch = [&](int j) {
-                    const int at = (s0 + j) * ROWS + row;
-                    v[j] = poll_load16(p.parts + ((u64)at * ATT + k) * 2);
-                    l[j] = poll_load4(p.lse + (at * HEADS + k / HD) * 4);
-                };
+        constexpr int CHUNKS = ATT / 8, BATCH = 3, PARTS = 3;
+        for (int i0 = thread(); i0 < rows * CHUNKS; i0 += BATCH * THREADS) {
+            float top[BATCH], total[BATCH], acc[BATCH][8];
 #pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    if (s0 + j < last) fetch(j);
+            for (int b = 0; b < BATCH; ++b) {
+                top[b] = -1e30f, total[b] = 0;
 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    if (s0 + j >= last) continue;
-                    Spin spin;
-                    while (unset(v[j]) || l[j] == 0xFFFFFFFFu) spin.again(), fetch(j);
-                    const float m = __uint_as_float(l[j]), next = fmaxf(top, m);
-                    const float fade = exp2_fast(top - next), share = exp2_fast(m - next);
-                    const float o[8] = {low(v[j].x), high(v[j].x), low(v[j].y), high(v[j].y),
-                                        low(v[j].z), high(v[j].z), low(v[j].w), high(v[j].w)};
-                    total = total * fade + share;
-#pragma unroll
-                    for (int e = 0; e < 8; ++e) acc[e] = acc[e] * fade + share * o[e];
-                    top = next;
-                }
+                for (int e = 0; e < 8; ++e) acc[b][e] = 0;
             }
-            const float scale = 1.f / total;
-            *(uint4*)(smem + SMEM_X + row * pitch(ATT) + k * 2) =
-                make_uint4(pack(acc[0] * scale, acc[1] * scale), pack(acc[2] * scale, acc[3] * scale),
-                           pack(acc[4] * scale, acc[5] * scale), pack(acc[6] * scale, acc[7] * scale));
+            for (int s0 = first; s0 < last; s0 += PARTS) {
+                uint4 v[BATCH][PARTS];
+                u32 l[BATCH][PARTS];
+                until([&] {
+                    bool ready = true;
+#pragma unroll
+                    for (int b = 0; b < BATCH; ++b)
+#pragma unroll
+                        for (int j = 0; j < PARTS; ++j) {
+                            const int i = i0 + b * THREADS, k = i % CHUNKS * 8, at = (s0 + j) * ROWS + i / CHUNKS;
+                            if (i >= rows * CHUNKS || s0 + j >= last) continue;
+                            v[b][j] = poll_load16(p.parts + ((u64)at * ATT + k) * 2);
+                            l[b][j] = poll_load4(p.lse + (at * HEADS + k / HD) * 4);
+                            ready &= !unset(v[b][j]) && l[b][j] != 0xFFFFFFFFu;
+                        }
+                    return ready;
+                });
+#pragma unroll
+                for (int b = 0; b < BATCH; ++b)
+#pragma unroll
+                    for (int j = 0; j < PARTS; ++j) {
+                        if (i0 + b * THREADS >= rows * CHUNKS || s0 + j >= last) continue;
+                        const uint4 x = v[b][j];
+                        const float m = __uint_as_float(l[b][j]), next = fmaxf(top[b], m);
+                        const float fade = exp2_fast(top[b] - next), share = exp2_fast(m - next);
+                        const float o[8] = {low(x.x), high(x.x), low(x.y), high(x.y),
+                                            low(x.z), high(x.z), low(x.w), high(x.w)};
+                        total[b] = total[b] * fade + share;
+#pragma unroll
+                        for (int e = 0; e < 8; ++e) acc[b][e] = acc[b][e] * fade + share * o[e];
+                        top[b] = next;
+                    }
+            }
+#pragma unroll
+            for (int b = 0; b < BATCH; ++b) {
+                const int i = i0 + b * THREADS;
+                if (i >= rows * CHUNKS) continue;
+                const float r = 1.f / total[b];
+                *(uint4*)(smem + SMEM_X + i / CHUNKS * pitch(ATT) + i % CHUNKS * 16) =
+                    make_uint4(pack(acc[b][0] * r, acc[b][1] * r), pack(acc[b][2] * r, acc[b][3] * r),
+                               pack(acc[b][4] * r, acc[b][5] * r), pack(acc[b][6] * r, acc[b][7] * r));
+            }
         }
     }
 
@@ -294,14 +376,14 @@ struct Block {
 
     // Leaves this warp's share of a tile in shared memory; after the barrier warp n < NT sums the eight of row tile n.
     __device__ __forceinline__ void put(float (&acc)[NT][4]) {
-        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+        const int warp = thread() >> 5, lane = thread() & 31;
 #pragma unroll
         for (int n = 0; n < NT; ++n)
             *(float4*)(smem + SMEM_RED + (red * RED_FLOATS + ((warp * NT + n) * 32 + lane) * 4) * 4) =
                 make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
     }
     __device__ __forceinline__ float4 sum() {
-        const int n = threadIdx.x >> 5, lane = threadIdx.x & 31;
+        const int n = thread() >> 5, lane = thread() & 31;
         const float4* at = (const float4*)(smem + SMEM_RED + red * RED_FLOATS * 4) + n * 32 + lane;
         float4 part[WARPS];
 #pragma unroll
@@ -317,15 +399,17 @@ struct Block {
     template <int K, class Prepare, class Load, class Emit>
     __device__ __forceinline__ void product(const int* tasks, int count, bool normed, Prepare prepare, Load load,
                                             Emit emit) {
-        if (count == 0) return;
-        const bool emits = threadIdx.x < NT * 32;
+        if (count == 0) return (void)(clock_at += 2);
+        const bool emits = thread() < NT * 32;
         int tile = __ldg(tasks);
         if (emits) prepare(tile);
         load();
         block_sync();
+        stamp();
         for (int i = 0; i < count; ++i) {
             float acc[NT][4] = {};
             stream.multiply(acc, smem + SMEM_X, pitch(K), K / 16);
+            stream.end_of_tile();
             put(acc);
             if (normed && i == 0) finish_norm();
             block_sync();
@@ -336,14 +420,15 @@ struct Block {
                 if (emits) prepare(tile);
             }
         }
+        stamp();
     }
 
     // ---- stages
 
     __device__ __forceinline__ void qkv(int l, const Layer& w, const Places& p, const char* from, const int* tasks,
                                         int count) {
-        const int lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
-        const int r0 = (threadIdx.x >> 5) * 8 + 2 * c;
+        const int lane = thread() & 31, g = lane >> 2, c = lane & 3;
+        const int r0 = (thread() >> 5) * 8 + 2 * c;
         float cos0 = 1, sin0 = 0, cos1 = 1, sin1 = 0;
         auto prepare = [&](int tile) {
             const float* at = w.cos_sin + (u64)(start + r0) * HD + tile % (HD / 16) * 8 + g;
@@ -354,7 +439,7 @@ struct Block {
                 load_stream(from, w.attention_norm);
             else
                 load_normed(w.attention_norm, [&](int row, int k) {
-                    return __ldg((const uint4*)(a.embed + (u64)a.row_tokens[row] * HIDDEN + k));
+                    return (const char*)(a.embed + (u64)a.row_tokens[row] * HIDDEN + k);
                 });
         };
         auto emit = [&](int tile, float4 s) {
@@ -397,8 +482,8 @@ struct Block {
     }
 
     __device__ __forceinline__ void gate_up(const Layer& w, const Places& p, const int* tasks, int count) {
-        const int lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
-        const int r0 = (threadIdx.x >> 5) * 8 + 2 * c;
+        const int lane = thread() & 31, g = lane >> 2, c = lane & 3;
+        const int r0 = (thread() >> 5) * 8 + 2 * c;
         auto emit = [&](int tile, float4 s) {
             const float n0 = rstd()[r0], n1 = rstd()[r0 + 1];
             const float g0 = s.x * n0, g1 = s.y * n1;
@@ -412,8 +497,8 @@ struct Block {
 
     // Adds sums to an owned tile of the residual stream and publishes it.
     __device__ __forceinline__ void add(int owned, int tile, float4 s, char* to) {
-        const int lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
-        const int r0 = (threadIdx.x >> 5) * 8 + 2 * c;
+        const int lane = thread() & 31, g = lane >> 2, c = lane & 3;
+        const int r0 = (thread() >> 5) * 8 + 2 * c;
         float2* h = (float2*)(residual(owned) + r0 * 16 + 2 * g);
         float2 h0 = h[0], h1 = h[8];
         h0.x += s.x, h0.y += s.z, h1.x += s.y, h1.y += s.w;
@@ -430,29 +515,32 @@ struct Block {
     }
 
     __device__ __forceinline__ void down(const Places& p, const int* owned, int count) {
-        if (count == 0) return;
+        if (count == 0) return (void)(clock_at += 2);
         float acc[OWNED][NT][4] = {};
         for (int k0 = 0; k0 < INNER; k0 += CHUNK) {
             if (k0) block_sync();
             load_inner(p, k0);
             block_sync();
+            if (k0 == 0) stamp();
 #pragma unroll
             for (int i = 0; i < OWNED; ++i)
                 if (i < count) stream.multiply(acc[i], smem + SMEM_X, pitch(CHUNK), CHUNK / 16);
+            stream.end_of_tile();
         }
 #pragma unroll
         for (int i = 0; i < OWNED; ++i) {
-            if (i >= count) break;
+            if (i >= count) continue;
             put(acc[i]);
             block_sync();
-            if (threadIdx.x < NT * 32) add(i, __ldg(owned + i), sum(), p.out);
+            if (thread() < NT * 32) add(i, __ldg(owned + i), sum(), p.out);
             red ^= 1;
         }
+        stamp();
     }
 
     __device__ __forceinline__ void head(const char* from, const int* tasks, int count) {
-        const int lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
-        const int r0 = (threadIdx.x >> 5) * 8 + 2 * c;
+        const int lane = thread() & 31, g = lane >> 2, c = lane & 3;
+        const int r0 = (thread() >> 5) * 8 + 2 * c;
         auto emit = [&](int tile, float4 s) {
             const float n0 = rstd()[r0], n1 = rstd()[r0 + 1];
             float* at = a.logits + (u64)r0 * VOCAB + tile * 16 + 2 * g;
@@ -466,7 +554,7 @@ struct Block {
     // ---- attention: a task is SPLIT positions of one KV head, a warp's share 32 of them in registers
 
     __device__ __forceinline__ void attention(int l, const Places& p, int window, int first, int last) {
-        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
+        const int warp = thread() >> 5, lane = thread() & 31, g = lane >> 2, c = lane & 3;
         constexpr int STEPS = HD / 16, TILES = HD / 8, PITCH = HD + 4;
         const int tasks = KV_HEADS * (last - first), end = start + rows;
         for (int task = GRID - 1 - blockIdx.x; task < tasks; task += GRID) {
@@ -476,50 +564,71 @@ struct Block {
             // Column n of score tile t is this position: a thread's columns then make its operand of the second product
             // and its four values of V lie side by side.
             auto position = [&](int t, int n) { return base + 16 * (t >> 1) + 4 * (n >> 1) + 2 * (t & 1) + (n & 1); };
-            u32 k[4][STEPS][2];
+            // Values the cache held before this pass come at once; warps that meet new ones ask until all are there.
+            const bool settled = base + 32 <= start;
+            u32 k[4][STEPS][2], v[2][TILES][2];
+            auto load_keys = [&] {
+                bool ready = true;
 #pragma unroll
-            for (int t = 0; t < 4; ++t) {
-                const int at = position(t, g);
-                const char* new_key = p.qkv + ((at - start) * QKV + (HEADS + kv) * HD + c * (HD / 4)) * 2;
+                for (int t = 0; t < 4; ++t) {
+                    const int at = position(t, g);
+                    const bool fresh = at >= start && at < end;
+                    const char* from = fresh ? p.qkv + ((at - start) * QKV + (HEADS + kv) * HD + c * (HD / 4)) * 2
+                                             : (const char*)(keys + (u64)at * HD + c * (HD / 4));
 #pragma unroll
-                for (int s = 0; s < STEPS; s += 2) {
-                    uint4 v = make_uint4(0, 0, 0, 0);
-                    if (at < start)
-                        v = *(const uint4*)(keys + (u64)at * HD + c * (HD / 4) + s * 4);
-                    else if (at < end)
-                        v = wait16(new_key + s * 8);
-                    k[t][s][0] = v.x, k[t][s][1] = v.y, k[t][s + 1][0] = v.z, k[t][s + 1][1] = v.w;
+                    for (int s = 0; s < STEPS; s += 2) {
+                        uint4 x = make_uint4(0, 0, 0, 0);
+                        if (at < end) x = poll_load16(from + s * 8);
+                        ready &= !fresh || !unset(x);
+                        k[t][s][0] = x.x, k[t][s][1] = x.y, k[t][s + 1][0] = x.z, k[t][s + 1][1] = x.w;
+                    }
                 }
-            }
-            u32 v[2][TILES][2];
+                return ready;
+            };
             auto load_values = [&] {
+                bool ready = true;
 #pragma unroll
                 for (int j = 0; j < 2; ++j)
 #pragma unroll
                     for (int n = 0; n < TILES; ++n) {
-                        const uint2 x = value(values, p.v + (kv * HD + n * 8 + g) * V_SLOTS * 2, n * 8 + g,
-                                              base + 16 * j + 4 * c, end);
+                        const int dim = n * 8 + g, at = base + 16 * j + 4 * c;
+                        uint2 x = make_uint2(0, 0);
+                        if (at < start) x = *(const uint2*)(values + (u64)dim * a.positions + at);
+                        if (!settled && at + 4 > start && at < end)
+                            ready &= fresh_values(x, p.v + ((kv * HD + dim) * V_SLOTS + at - (start & ~3)) * 2, at, end);
                         v[j][n][0] = x.x, v[j][n][1] = x.y;
                     }
+                return ready;
             };
-            if (HD <= 64) load_values();
+            until(load_keys);
+            if (HD <= 64) until(load_values);
             for (int m0 = 0; m0 < rows * GROUP; m0 += 16) {
                 const int i0 = m0 + g, i1 = i0 + 8;  // (row, query head of the group), row-major
                 const bool there0 = i0 < rows * GROUP, there1 = i1 < rows * GROUP;
                 const char* q0 = p.qkv + (i0 / GROUP * QKV + (kv * GROUP + i0 % GROUP) * HD + c * (HD / 4)) * 2;
                 const char* q1 = p.qkv + (i1 / GROUP * QKV + (kv * GROUP + i1 % GROUP) * HD + c * (HD / 4)) * 2;
                 float score[4][4] = {};
+                uint4 q[STEPS / 2][2];
+                until([&] {
+                    bool ready = true;
+#pragma unroll
+                    for (int s = 0; s < STEPS; s += 2) {
+                        q[s / 2][0] = q[s / 2][1] = make_uint4(0, 0, 0, 0);
+                        if (there0) q[s / 2][0] = poll_load16(q0 + s * 8), ready &= !unset(q[s / 2][0]);
+                        if (there1) q[s / 2][1] = poll_load16(q1 + s * 8), ready &= !unset(q[s / 2][1]);
+                    }
+                    return ready;
+                });
 #pragma unroll
                 for (int s = 0; s < STEPS; s += 2) {
-                    const uint4 zero = make_uint4(0, 0, 0, 0);
-                    const uint4 x = there0 ? wait16(q0 + s * 8) : zero, y = there1 ? wait16(q1 + s * 8) : zero;
+                    const uint4 x = q[s / 2][0], y = q[s / 2][1];
 #pragma unroll
                     for (int t = 0; t < 4; ++t) {
                         mma(score[t], x.x, y.x, x.y, y.y, k[t][s][0], k[t][s][1]);
                         mma(score[t], x.z, y.z, x.w, y.w, k[t][s + 1][0], k[t][s + 1][1]);
                     }
                 }
-                if (HD > 64 && m0 == 0) load_values();
+                if (HD > 64 && m0 == 0) until(load_values);
                 const int p0 = start + i0 / GROUP, p1 = start + i1 / GROUP;
                 float top0 = -1e30f, top1 = -1e30f, sum0 = 0, sum1 = 0;
 #pragma unroll
@@ -573,34 +682,28 @@ struct Block {
         }
     }
 
-    // Four positions of one row of V^T, from `at`: cached ones, ones published in this pass, zero past the end.
-    __device__ __forceinline__ uint2 value(const u16* values, const char* fresh, int dim, int at, int end) {
-        uint2 old = make_uint2(0, 0);
-        if (at < start) old = *(const uint2*)(values + (u64)dim * a.positions + at);
-        if (at + 4 <= start || at >= end) return old;
-        const char* from = fresh + (at - (start & ~3)) * 2;
-        Spin spin;
-        while (true) {
-            const uint2 now = poll_load8(from);
-            bool ready = true;
-            u32 out[2] = {0, 0};
+    // Takes what this pass published over four positions of one row of V^T from `at`, zero past the end. False where
+    // some are still to come.
+    __device__ __forceinline__ bool fresh_values(uint2& x, const char* from, int at, int end) {
+        const uint2 now = poll_load8(from);
+        bool ready = true;
+        u32 out[2] = {0, 0};
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const u32 o = (e & 2 ? old.y : old.x) >> (16 * (e & 1)) & 0xFFFF;
-                const u32 n = (e & 2 ? now.y : now.x) >> (16 * (e & 1)) & 0xFFFF;
-                const bool mine = at + e >= start && at + e < end;
-                ready &= !mine || n != 0xFFFF;
-                out[e >> 1] |= (at + e < start ? o : mine ? n : 0) << (16 * (e & 1));
-            }
-            if (ready) return make_uint2(out[0], out[1]);
-            spin.again();
+        for (int e = 0; e < 4; ++e) {
+            const u32 o = (e & 2 ? x.y : x.x) >> (16 * (e & 1)) & 0xFFFF;
+            const u32 n = (e & 2 ? now.y : now.x) >> (16 * (e & 1)) & 0xFFFF;
+            const bool mine = at + e >= start && at + e < end;
+            ready &= !mine || n != 0xFFFF;
+            out[e >> 1] |= (at + e < start ? o : mine ? n : 0) << (16 * (e & 1));
         }
+        x = make_uint2(out[0], out[1]);
+        return ready;
     }
 
     // The warps' shares of a split become one part: 16 threads a row.
     __device__ __forceinline__ void join(const Places& p, int kv, int split, int m0) {
         constexpr int PITCH = HD + 4, EACH = HD / 16;
-        const int r = threadIdx.x >> 4, d = (threadIdx.x & 15) * EACH, i = m0 + r;
+        const int r = thread() >> 4, d = (thread() & 15) * EACH, i = m0 + r;
         const float* scratch = (const float*)(smem + SMEM_X) + r * PITCH;
         float top = -1e30f, total = 0, o[EACH] = {};
 #pragma unroll
@@ -619,14 +722,14 @@ struct Block {
         char* to = p.parts + ((u64)at * ATT + head * HD + d) * 2;
 #pragma unroll
         for (int e = 0; e < EACH; e += 2) publish4(to + e * 2, pack(o[e] * scale, o[e + 1] * scale));
-        if ((threadIdx.x & 15) == 0)
+        if ((thread() & 15) == 0)
             publish4(p.lse + (at * HEADS + head) * 4, __float_as_uint(total > 0 ? top + log2f(total) : -1e30f));
     }
 
     // ---- housekeeping
 
     __device__ __forceinline__ void fill(char* at, u64 bytes) {
-        for (u64 i = blockIdx.x * THREADS + threadIdx.x; i < bytes / 16; i += GRID * THREADS)
+        for (u64 i = blockIdx.x * THREADS + thread(); i < bytes / 16; i += GRID * THREADS)
             ((uint4*)at)[i] = make_uint4(~0u, ~0u, ~0u, ~0u);
     }
     // Back to the sentinel where the last pass over this arena wrote.
@@ -649,7 +752,7 @@ struct Block {
         const int owns = owned[0];
         ++owned;
         const int* begin = a.stage_begin + blockIdx.x * (2 * LAYERS + 2);
-        for (int i = threadIdx.x; i < owns * X_ROWS * 16; i += THREADS) {
+        for (int i = thread(); i < owns * X_ROWS * 16; i += THREADS) {
             const int tile = owned[i / (X_ROWS * 16)], row = i / 16 % X_ROWS;
             ((float*)(smem + SMEM_H))[i] =
                 row < rows ? low(a.embed[(u64)a.row_tokens[row] * HIDDEN + tile * 16 + i % 16]) : 0;
@@ -660,26 +763,55 @@ struct Block {
             const Layer& w = a.layers[l];
             const Places p(a.arena + (u64)(side * LAYERS + l) * a.layer_bytes, a.max_splits);
             const int window = (int)w.window, first = max(0, start - window + 1) / SPLIT;
+            clock_at = a.profile + ((u64)blockIdx.x * LAYERS + l) * STAMPS;
+            stamp();
             qkv(l, w, p, from, a.tasks + begin[2 * l], begin[2 * l + 1] - begin[2 * l]);
             attention(l, p, window, first, last);
+            stamp();
             reset(Places(a.arena + (u64)((side ^ 1) * LAYERS + l) * a.layer_bytes, a.max_splits), dirty_rows,
                   dirty_splits);
             output(p, owned, owns, first, last);
             gate_up(w, p, a.tasks + begin[2 * l + 1], begin[2 * l + 2] - begin[2 * l + 1]);
             down(p, owned, owns);
             from = p.out;
+            stamp();
         }
+        clock_at = a.profile + (u64)GRID * LAYERS * STAMPS + blockIdx.x * 2;
         if (a.want_logits)
             head(from, a.tasks + begin[2 * LAYERS], begin[2 * LAYERS + 1] - begin[2 * LAYERS]);
         block_sync();
-        if (threadIdx.x == 0 && atomicAdd(a.epoch + 1, 1) == GRID - 1) {
+        if (thread() == 0 && atomicAdd(a.epoch + 1, 1) == GRID - 1) {
             a.epoch[1] = 0, a.epoch[0] = epoch + 1;
             a.epoch[2 + side * 2] = rows, a.epoch[3 + side * 2] = last;
         }
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) model_pass(const __grid_constant__ Args a) {
+// Copies the block's stream into the ring, as far ahead as it reaches; only weights, so it need not wait for the
+// predecessor's end before it starts.
+__device__ __forceinline__ void produce(const Args& a, u32 ring, u32 bars) {
+    const char* src = a.stream + a.stream_begin[blockIdx.x];
+    const int blocks = a.stream_blocks[blockIdx.x * 2 + (a.want_logits ? 1 : 0)];
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    const int ahead = min(blocks, SLOTS);
+    for (int i = 0; i < ahead; ++i)
+        bulk_copy(ring + i * BLOCK_BYTES, src + (u64)i * BLOCK_BYTES, bars + i * 8, policy);
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (*(volatile const int*)(a.state + 1) == 0) {  // nothing to do, but no copy may outlive the block
+        for (int i = 0; i < ahead; ++i) bar_wait(bars + i * 8, 0);
+        return;
+    }
+    int slot = 0;
+    u32 phase = 0;
+    for (int i = ahead; i < blocks; ++i) {
+        bar_wait(bars + (SLOTS + slot) * 8, phase);
+        bulk_copy(ring + slot * BLOCK_BYTES, src + (u64)i * BLOCK_BYTES, bars + slot * 8, policy);
+        if (++slot == SLOTS) slot = 0, phase ^= 1;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) model_pass(const __grid_constant__ Args a) {
     extern __shared__ __align__(128) char smem[];
     const u32 bars = smem_addr(smem + SMEM_BARS);
     if (threadIdx.x == 0) {
@@ -688,34 +820,16 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) model_pass(const _
     }
     __syncthreads();
     asm volatile("griddepcontrol.launch_dependents;");
-    if (threadIdx.x >= THREADS) {
-        if (threadIdx.x != THREADS) return;
-        const char* src = a.stream + a.stream_begin[blockIdx.x];
-        const int blocks = a.stream_blocks[blockIdx.x * 2 + (a.want_logits ? 1 : 0)];
-        u64 policy;
-        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-        const int ahead = min(blocks, SLOTS);
-        for (int i = 0; i < ahead; ++i)
-            bulk_copy(smem_addr(smem) + i * BLOCK_BYTES, src + (u64)i * BLOCK_BYTES, bars + i * 8, policy);
+    if (threadIdx.x >= THREADS) {  // a whole warpgroup, so that its registers go to the consumers
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == THREADS) produce(a, smem_addr(smem), bars);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         asm volatile("griddepcontrol.wait;" ::: "memory");
-        if (*(volatile const int*)(a.state + 1) == 0) {
-            for (int i = 0; i < ahead; ++i) bar_wait(bars + i * 8, 0);
-            return;
-        }
-        int slot = 0;
-        u32 phase = 0;
-        for (int i = ahead; i < blocks; ++i) {
-            bar_wait(bars + (SLOTS + slot) * 8, phase);
-            bulk_copy(smem_addr(smem) + slot * BLOCK_BYTES, src + (u64)i * BLOCK_BYTES, bars + slot * 8, policy);
-            if (++slot == SLOTS) slot = 0, phase ^= 1;
-        }
-        return;
+        Block block(a, smem);
+        block.rows = a.state[1];
+        block.stream.smem = smem;
+        block.stream.bars = bars;
+        if (block.rows) block.run();
     }
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    Block block(a, smem);
-    block.rows = a.state[1];
-    if (block.rows == 0) return;
-    block.stream.smem = smem;
-    block.stream.bars = bars;
-    block.run();
 }

@@ -23,14 +23,15 @@ FRAGMENT = 256
 """bf16 values of one 16 x 16 operand fragment."""
 RING_BLOCK = 32
 """Fragments of one bulk copy."""
-SHARED_BYTES = 227 * 1024
+SHARED_BYTES = 216 * 1024
+"""Of 228 KiB: the rest lets the small kernels between passes run beside this one."""
 V_SLOTS = 24
 
 
 class _Args(ctypes.Structure):
     _fields_ = [(n, ctypes.c_void_p) for n in (
         "stream", "stream_begin", "stream_blocks", "tasks", "stage_begin", "owned", "layers", "embed", "final_norm",
-        "row_tokens", "state", "keys", "values", "logits", "arena", "epoch")] + [
+        "row_tokens", "state", "keys", "values", "logits", "arena", "epoch", "profile")] + [
         (n, ctypes.c_uint64) for n in ("positions", "layer_bytes", "max_splits", "want_logits")]  # fmt: skip
 
 
@@ -201,6 +202,7 @@ class Persistent:
                   "KV_HEADS": a.kv_heads, "HD": a.head_dim, "INNER": inner, "VOCAB": spec.vocab, "OWNED": owned_most,
                   "CHUNK": self.chunk, "SMEM": SHARED_BYTES, "EPS": f"{spec.norm_eps!r}f",
                   "SCALE": f"{a.softmax_scale!r}f", "BIAS": int(a.qkv_bias)}  # fmt: skip
+        self.profile: torch.Tensor | None = None
         source = Path(__file__).with_name("persistent.cu")
         self._kernels = {n * 8: Kernel(source, "model_pass", macros | {"NT": n}, SHARED_BYTES) for n in (1, 2)}
 
@@ -223,6 +225,7 @@ class Persistent:
         tensors = (self.stream, self._begin, self._stream_blocks, tasks, begin, owned, layers, w.embed, w.final_norm,
                    cache.row_tokens, cache.state, cache.keys, cache.values, self.logits, arena, epoch)  # fmt: skip
         positions = cache.keys.shape[2]
-        arguments = _Args(*(t.data_ptr() for t in tensors), positions, arena.shape[2], -(-positions // KV_SPLIT),
-                          logits)  # fmt: skip
-        self._kernels[rows].launch(self.blocks, 288, arguments, self.pdl)
+        profile = 0 if self.profile is None else self.profile.data_ptr()
+        arguments = _Args(*(t.data_ptr() for t in tensors), profile, positions, arena.shape[2],
+                          -(-positions // KV_SPLIT), logits)  # fmt: skip
+        self._kernels[rows].launch(self.blocks, 384, arguments, self.pdl)
