@@ -41,7 +41,7 @@ void Pool::run(void (*work)(void*, int), void* what) {
     if (threads_ > 1) {
         work_ = work;
         what_ = what;
-        job_.fetch_add(1, std::memory_order_release);
+        job_.fetch_add(1);
         job_.notify_all();
     }
     work(what, 0);
@@ -62,7 +62,7 @@ void Pool::meet() {
     const uint32_t phase = phase_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
         arrived_.store(0, std::memory_order_relaxed);
-        phase_.store(phase + 1, std::memory_order_release);
+        phase_.store(phase + 1);  // in total order with the sleepers' count that notify_all reads, or a wake-up is lost
         phase_.notify_all();
     } else {
         while (phase_.load(std::memory_order_acquire) == phase) wait_change(phase_, phase);
