@@ -29,7 +29,6 @@ struct Layer {
 struct Args {
     const char* stream;       // all blocks' fragments
     const u64* stream_begin;  // (GRID,) byte where a block's begin
-    const int* stream_blocks; // (GRID, 2) ring blocks without and with the head
     const int* tasks;         // tile numbers of qkv, gate/up and head, by block and stage
     const int* stage_begin;   // (GRID, 2 * LAYERS + 2) into tasks
     const int* owned;         // (GRID, OWNED + 1) how many tiles of the residual stream, then their numbers
@@ -44,23 +43,36 @@ struct Args {
     char* arena;  // (2, LAYERS, layer_bytes)
     int* epoch;   // pass number, blocks done, then (rows, splits) dirty in each arena
     u64* profile;  // null, or (GRID, LAYERS, STAMPS) clocks, then the head's (GRID, 2)
-    u64 positions, layer_bytes, max_splits, want_logits;
+    u64 positions, layer_bytes, want_logits;
 };
 
-constexpr int WARPS = 8, THREADS = WARPS * 32, ROWS = 16, BLOCK_BYTES = 16384, SPLIT = 256;
+constexpr int WARPS = 8, THREADS = WARPS * 32, ROWS = 16, SPLIT = 256;
 constexpr int QKV = (HEADS + 2 * KV_HEADS) * HD, ATT = HEADS * HD, GROUP = HEADS / KV_HEADS, V_SLOTS = 24;
 constexpr int X_ROWS = NT * 8, STAMPS = 12;
-__host__ __device__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
-__host__ __device__ constexpr int pitch(int k) { return k * 2 + (k * 2 % 64 ? 64 : 32); }  // odd multiple of 32 bytes: no bank conflicts
+#define BOTH __host__ __device__ constexpr
+BOTH int max_of(int a, int b) { return a > b ? a : b; }
+BOTH int pitch(int k) { return k * 2 + (k * 2 % 64 ? 64 : 32); }  // odd multiple of 32 bytes: no bank conflicts
+BOTH int piece(int k) {  // columns of a tile copied at once: the largest divisor up to 576
+    int c = 576;
+    while (k % c) c -= 16;
+    return c;
+}
+constexpr int SLOT_BYTES = max_of(max_of(piece(HIDDEN), piece(ATT)), piece(INNER)) * 32;
 constexpr int X_BYTES = max_of(X_ROWS * pitch(max_of(max_of(HIDDEN, ATT), CHUNK)), WARPS * 16 * (HD + 4) * 4);
 constexpr int RED_FLOATS = WARPS * NT * 128;
 constexpr int SS_FLOATS = X_ROWS * (HIDDEN / 8), H_FLOATS = OWNED * X_ROWS * 16;
 constexpr int FIXED = X_BYTES + (2 * RED_FLOATS + H_FLOATS + SS_FLOATS + ROWS) * 4;
-constexpr int SLOTS = (SMEM - FIXED) / (BLOCK_BYTES + 16);  // of the ring: all the shared memory that is left
-constexpr int SMEM_X = SLOTS * BLOCK_BYTES, SMEM_RED = SMEM_X + X_BYTES, SMEM_H = SMEM_RED + 2 * RED_FLOATS * 4;
+constexpr int SLOTS = (SMEM - FIXED) / (SLOT_BYTES + 16);  // of the ring: all the shared memory that is left
+constexpr int SMEM_X = SLOTS * SLOT_BYTES, SMEM_RED = SMEM_X + X_BYTES, SMEM_H = SMEM_RED + 2 * RED_FLOATS * 4;
 constexpr int SMEM_SS = SMEM_H + H_FLOATS * 4, SMEM_RSTD = SMEM_SS + SS_FLOATS * 4, SMEM_BARS = SMEM_RSTD + ROWS * 4;
+// An arena's layer: a record a row (qkv, the stream after attention, inner activations, the stream after the
+// feed-forward), new values transposed, then attention's parts, a record (ATT bf16, HEADS float) a split and row.
+constexpr int AT_MID = QKV * 2, AT_INNER = AT_MID + HIDDEN * 2, AT_OUT = AT_INNER + INNER * 2;
+constexpr int ROW_BYTES = AT_OUT + HIDDEN * 2, V_BYTES = KV_HEADS * HD * V_SLOTS * 2;
+constexpr int PART_BYTES = ATT * 2 + (HEADS * 4 + 15) / 16 * 16;
+constexpr int AT_V = ROWS * ROW_BYTES, AT_PARTS = AT_V + V_BYTES;
 static_assert(SLOTS >= 2, "activations leave no room for weights in shared memory");
-static_assert(HIDDEN % 16 == 0 && INNER % CHUNK == 0 && CHUNK % 16 == 0 && VOCAB % 16 == 0 && HD % 32 == 0);
+static_assert(HIDDEN % 16 == 0 && INNER % CHUNK == 0 && CHUNK % piece(INNER) == 0 && VOCAB % 16 == 0 && HD % 32 == 0);
 
 // ---- memory and synchronisation primitives
 
@@ -85,12 +97,12 @@ __device__ __forceinline__ void bar_wait(u32 bar, u32 parity) {
         "r"(parity)
         : "memory");
 }
-__device__ __forceinline__ void bulk_copy(u32 dst, const void* src, u32 bar, u64 policy) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(BLOCK_BYTES) : "memory");
+__device__ __forceinline__ void bulk_copy(u32 dst, const void* src, int bytes, u32 bar, u64 policy) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
             dst),
-        "l"(src), "r"(BLOCK_BYTES), "r"(bar), "l"(policy)
+        "l"(src), "r"(bytes), "r"(bar), "l"(policy)
         : "memory");
 }
 __device__ __forceinline__ uint4 poll_load16(const void* p) {
@@ -117,8 +129,9 @@ __device__ __forceinline__ void publish2(void* p, u16 v) {
 __device__ __forceinline__ void publish4(void* p, u32 v) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-__device__ __forceinline__ bool unset(u32 v) { return (v & 0xFFFF) == 0xFFFF || v >= 0xFFFF0000u; }
-__device__ __forceinline__ bool unset(uint4 v) { return unset(v.x) || unset(v.y) || unset(v.z) || unset(v.w); }
+__device__ __forceinline__ bool unset(uint4 v) {  // some 16-bit half is the sentinel
+    return (__vcmpeq2(v.x, ~0u) | __vcmpeq2(v.y, ~0u) | __vcmpeq2(v.z, ~0u) | __vcmpeq2(v.w, ~0u)) != 0;
+}
 
 // Asks for a batch of values until all have come. One that never does is a bug or a lost block: fail loudly.
 template <class Load>
@@ -148,79 +161,39 @@ __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// ---- one layer's places in an arena
-
-struct Places {
-    char *qkv, *v, *parts, *lse, *mid, *inner, *out;
-    __device__ Places(char* base, u64 max_splits) {
-        qkv = base;                       // (ROWS, QKV)
-        v = qkv + ROWS * QKV * 2;         // (KV_HEADS * HD, V_SLOTS) from position start rounded down to 4
-        mid = v + KV_HEADS * HD * V_SLOTS * 2;  // (ROWS, HIDDEN) the stream after attention
-        inner = mid + ROWS * HIDDEN * 2;  // (ROWS, INNER)
-        out = inner + ROWS * INNER * 2;   // (ROWS, HIDDEN) the stream after the feed-forward
-        parts = out + ROWS * HIDDEN * 2;  // (splits, ROWS, ATT)
-        lse = parts + max_splits * (ROWS * ATT * 2);  // (splits, ROWS, HEADS) float, base 2
-    }
-};
-
 // ---- the consumers' view of the weight stream
 
 struct Stream {
-    char* smem;
     u32 bars;
-    u32 fragment = 0;  // of the block's stream, where the current tile begins
-    int held = 0, held_slot = 0;         // the oldest ring block this warp has not given back
-    int seen = 0, seen_slot = 0;         // ring blocks before this one have arrived
-    u32 seen_phase = 0;
-    __device__ __forceinline__ void await(int block) {
-        while (seen <= block) {
-            bar_wait(bars + seen_slot * 8, seen_phase);
-            ++seen;
-            if (++seen_slot == SLOTS) seen_slot = 0, seen_phase ^= 1;
-        }
-    }
-    __device__ __forceinline__ void release(int block) {  // all before it
-        if (held >= block) return;
-        __syncwarp();
-        while (held < block) {
-            if ((thread() & 31) == 0) bar_arrive(bars + (SLOTS + held_slot) * 8);
-            ++held;
-            if (++held_slot == SLOTS) held_slot = 0;
-        }
-    }
-    __device__ __forceinline__ const uint4* at(u32 f) const {
-        int slot = held_slot + (int)(f >> 5) - held;
-        if (slot >= SLOTS) slot -= SLOTS;
-        return (const uint4*)(smem + slot * BLOCK_BYTES + (f & 31) * 512) + (thread() & 31);
-    }
-    // Adds a tile's products with `frags` k-steps of x; this warp takes every eighth, four at a time.
-    __device__ __forceinline__ void multiply(float (&acc)[NT][4], const char* x, int x_pitch, int frags) {
+    u32 phase = 0;
+    int slot = 0;
+    // Adds the products of one piece of a tile with x; this warp takes every eighth k-step. Two chains of sums, even
+    // and odd steps, so that one product does not wait for the one before.
+    template <int STEPS>
+    __device__ __forceinline__ void multiply(float (&acc)[2][NT][4], const char* smem, const char* x, int x_pitch) {
         const int warp = thread() >> 5, lane = thread() & 31;
-        const char* mine = x + (lane >> 2) * x_pitch + (lane & 3) * 8;
-        constexpr int GROUP = 4;
-        for (int f = warp; f < frags; f += GROUP * WARPS) {
-            release((int)((fragment + f) >> 5));
-            await((int)((fragment + min(f + (GROUP - 1) * WARPS, frags - 1)) >> 5));
-            uint4 w[GROUP];
-            uint2 b[GROUP][NT];
+        const char* w = smem + slot * SLOT_BYTES + warp * 512 + lane * 16;
+        const char* b = x + (lane >> 2) * x_pitch + (lane & 3) * 8 + warp * 32;
+        constexpr int MOST = (STEPS + WARPS - 1) / WARPS;
+        uint4 a[MOST];
+        uint2 v[MOST][NT];
 #pragma unroll
-            for (int i = 0; i < GROUP; ++i) {
-                const int at_f = f + i * WARPS;
-                if (at_f >= frags) continue;
-                w[i] = *at(fragment + at_f);
+        for (int i = 0; i < MOST; ++i)
 #pragma unroll
-                for (int n = 0; n < NT; ++n) b[i][n] = *(const uint2*)(mine + n * 8 * x_pitch + at_f * 32);
-            }
+            for (int n = 0; n < NT; ++n) v[i][n] = *(const uint2*)(b + n * 8 * x_pitch + i * WARPS * 32);
+        bar_wait(bars + slot * 8, phase);
 #pragma unroll
-            for (int i = 0; i < GROUP; ++i) {
-                if (f + i * WARPS >= frags) continue;
+        for (int i = 0; i < MOST; ++i)
+            if ((i + 1) * WARPS <= STEPS || warp + i * WARPS < STEPS) a[i] = *(const uint4*)(w + i * WARPS * 512);
 #pragma unroll
-                for (int n = 0; n < NT; ++n) mma(acc[n], w[i].x, w[i].y, w[i].z, w[i].w, b[i][n].x, b[i][n].y);
-            }
-        }
-        fragment += frags;
+        for (int i = 0; i < MOST; ++i)
+            if ((i + 1) * WARPS <= STEPS || warp + i * WARPS < STEPS)
+#pragma unroll
+                for (int n = 0; n < NT; ++n) mma(acc[i & 1][n], a[i].x, a[i].y, a[i].z, a[i].w, v[i][n].x, v[i][n].y);
+        __syncwarp();
+        if (lane == 0) bar_arrive(bars + (SLOTS + slot) * 8);
+        if (++slot == SLOTS) slot = 0, phase ^= 1;
     }
-    __device__ __forceinline__ void end_of_tile() { release((int)(fragment >> 5)); }
 };
 
 struct Block {
@@ -281,7 +254,7 @@ struct Block {
         }
     }
     __device__ __forceinline__ void load_stream(const char* from, const float* norm) {
-        load_normed(norm, [&](int row, int k) { return from + (row * HIDDEN + k) * 2; });
+        load_normed(norm, [&](int row, int k) { return from + row * ROW_BYTES + k * 2; });
     }
     __device__ __forceinline__ void finish_norm() {
         constexpr int CHUNKS = HIDDEN / 8;
@@ -295,9 +268,9 @@ struct Block {
             if (lane == 0) rstd()[row] = rsqrtf(s / HIDDEN + EPS);
         }
     }
-    __device__ __forceinline__ void load_inner(const Places& p, int k0) {
-        constexpr int CHUNKS = CHUNK / 8, BATCH = 6;
-        auto source = [&](int i) { return p.inner + (i / CHUNKS * INNER + k0 + i % CHUNKS * 8) * 2; };
+    __device__ __forceinline__ void load_inner(const char* p, int k0) {
+        constexpr int CHUNKS = CHUNK / 8, BATCH = NT * 3;
+        auto source = [&](int i) { return p + i / CHUNKS * ROW_BYTES + AT_INNER + (k0 + i % CHUNKS * 8) * 2; };
         for (int i0 = thread(); i0 < rows * CHUNKS; i0 += BATCH * THREADS) {
             uint4 v[BATCH];
             until([&] {
@@ -317,8 +290,8 @@ struct Block {
         }
     }
     // Attention's parts merged in order of position, weighted by their share of the softmax sum.
-    __device__ __forceinline__ void load_merged(const Places& p, int first, int last) {
-        constexpr int CHUNKS = ATT / 8, BATCH = 3, PARTS = 3;
+    __device__ __forceinline__ void load_merged(const char* p, int first, int last) {
+        constexpr int CHUNKS = ATT / 8, BATCH = 2, PARTS = 3;
         for (int i0 = thread(); i0 < rows * CHUNKS; i0 += BATCH * THREADS) {
             float top[BATCH], total[BATCH], acc[BATCH][8];
 #pragma unroll
@@ -338,8 +311,9 @@ struct Block {
                         for (int j = 0; j < PARTS; ++j) {
                             const int i = i0 + b * THREADS, k = i % CHUNKS * 8, at = (s0 + j) * ROWS + i / CHUNKS;
                             if (i >= rows * CHUNKS || s0 + j >= last) continue;
-                            v[b][j] = poll_load16(p.parts + ((u64)at * ATT + k) * 2);
-                            l[b][j] = poll_load4(p.lse + (at * HEADS + k / HD) * 4);
+                            const char* part = p + AT_PARTS + (u64)at * PART_BYTES;
+                            v[b][j] = poll_load16(part + k * 2);
+                            l[b][j] = poll_load4(part + ATT * 2 + k / HD * 4);
                             ready &= !unset(v[b][j]) && l[b][j] != 0xFFFFFFFFu;
                         }
                     return ready;
@@ -375,12 +349,13 @@ struct Block {
     // ---- matrix products
 
     // Leaves this warp's share of a tile in shared memory; after the barrier warp n < NT sums the eight of row tile n.
-    __device__ __forceinline__ void put(float (&acc)[NT][4]) {
+    __device__ __forceinline__ void put(float (&acc)[2][NT][4]) {
         const int warp = thread() >> 5, lane = thread() & 31;
 #pragma unroll
         for (int n = 0; n < NT; ++n)
             *(float4*)(smem + SMEM_RED + (red * RED_FLOATS + ((warp * NT + n) * 32 + lane) * 4) * 4) =
-                make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
+                make_float4(acc[0][n][0] + acc[1][n][0], acc[0][n][1] + acc[1][n][1],
+                            acc[0][n][2] + acc[1][n][2], acc[0][n][3] + acc[1][n][3]);
     }
     __device__ __forceinline__ float4 sum() {
         const int n = thread() >> 5, lane = thread() & 31;
@@ -407,9 +382,10 @@ struct Block {
         block_sync();
         stamp();
         for (int i = 0; i < count; ++i) {
-            float acc[NT][4] = {};
-            stream.multiply(acc, smem + SMEM_X, pitch(K), K / 16);
-            stream.end_of_tile();
+            float acc[2][NT][4] = {};
+#pragma unroll 2
+            for (int k = 0; k < K; k += piece(K))
+                stream.multiply<piece(K) / 16>(acc, smem, smem + SMEM_X + k * 2, pitch(K));
             put(acc);
             if (normed && i == 0) finish_norm();
             block_sync();
@@ -425,7 +401,7 @@ struct Block {
 
     // ---- stages
 
-    __device__ __forceinline__ void qkv(int l, const Layer& w, const Places& p, const char* from, const int* tasks,
+    __device__ __forceinline__ void qkv(int l, const Layer& w, const char* p, const char* from, const int* tasks,
                                         int count) {
         const int lane = thread() & 31, g = lane >> 2, c = lane & 3;
         const int r0 = (thread() >> 5) * 8 + 2 * c;
@@ -463,7 +439,7 @@ struct Block {
                 const u16 va = (u16)(r ? v1 : v0), vb = (u16)((r ? v1 : v0) >> 16);
                 if (row >= rows) break;
                 if (head < HEADS + KV_HEADS) {
-                    char* at = p.qkv + (row * QKV + head * HD + j) * 2;
+                    char* at = const_cast<char*>(p) + row * ROW_BYTES + (head * HD + j) * 2;
                     publish2(at, va), publish2(at + HD, vb);
                     if (head >= HEADS) {
                         u16* k = a.keys + ((u64)(l * KV_HEADS + head - HEADS) * a.positions + start + row) * HD + j;
@@ -471,52 +447,56 @@ struct Block {
                     }
                 } else {
                     const int dim = (head - HEADS - KV_HEADS) * HD + j;
-                    char* at = p.v + (dim * V_SLOTS + (start & 3) + row) * 2;
+                    char* at = const_cast<char*>(p) + AT_V + (dim * V_SLOTS + (start & 3) + row) * 2;
                     publish2(at, va), publish2(at + HD / 2 * V_SLOTS * 2, vb);
                     u16* v = a.values + (u64)(l * KV_HEADS * HD + dim) * a.positions + start + row;
                     v[0] = va, v[HD / 2 * a.positions] = vb;
+                    for (int e = 1; row == 0 && e <= (start & 3); ++e) {  // the old ones of the same four
+                        publish2(at - e * 2, *(v - e));
+                        publish2(at - e * 2 + HD / 2 * V_SLOTS * 2, *(v - e + HD / 2 * a.positions));
+                    }
                 }
             }
         };
         product<HIDDEN>(tasks, count, true, prepare, load, emit);
     }
 
-    __device__ __forceinline__ void gate_up(const Layer& w, const Places& p, const int* tasks, int count) {
+    __device__ __forceinline__ void gate_up(const Layer& w, const char* p, const int* tasks, int count) {
         const int lane = thread() & 31, g = lane >> 2, c = lane & 3;
         const int r0 = (thread() >> 5) * 8 + 2 * c;
         auto emit = [&](int tile, float4 s) {
             const float n0 = rstd()[r0], n1 = rstd()[r0 + 1];
             const float g0 = s.x * n0, g1 = s.y * n1;
             const u32 v = pack(g0 / (1 + __expf(-g0)) * (s.z * n0), g1 / (1 + __expf(-g1)) * (s.w * n1));
-            char* at = p.inner + (r0 * INNER + tile * 8 + g) * 2;
+            char* at = const_cast<char*>(p) + r0 * ROW_BYTES + AT_INNER + (tile * 8 + g) * 2;
             if (r0 < rows) publish2(at, (u16)v);
-            if (r0 + 1 < rows) publish2(at + INNER * 2, (u16)(v >> 16));
+            if (r0 + 1 < rows) publish2(at + ROW_BYTES, (u16)(v >> 16));
         };
-        product<HIDDEN>(tasks, count, true, [](int) {}, [&] { load_stream(p.mid, w.ffn_norm); }, emit);
+        product<HIDDEN>(tasks, count, true, [](int) {}, [&] { load_stream(p + AT_MID, w.ffn_norm); }, emit);
     }
 
     // Adds sums to an owned tile of the residual stream and publishes it.
-    __device__ __forceinline__ void add(int owned, int tile, float4 s, char* to) {
+    __device__ __forceinline__ void add(int owned, int tile, float4 s, const char* to) {
         const int lane = thread() & 31, g = lane >> 2, c = lane & 3;
         const int r0 = (thread() >> 5) * 8 + 2 * c;
         float2* h = (float2*)(residual(owned) + r0 * 16 + 2 * g);
         float2 h0 = h[0], h1 = h[8];
         h0.x += s.x, h0.y += s.z, h1.x += s.y, h1.y += s.w;
         h[0] = h0, h[8] = h1;
-        char* at = to + (r0 * HIDDEN + tile * 16 + 2 * g) * 2;
+        char* at = const_cast<char*>(to) + r0 * ROW_BYTES + (tile * 16 + 2 * g) * 2;
         if (r0 < rows) publish4(at, pack(h0.x, h0.y));
-        if (r0 + 1 < rows) publish4(at + HIDDEN * 2, pack(h1.x, h1.y));
+        if (r0 + 1 < rows) publish4(at + ROW_BYTES, pack(h1.x, h1.y));
     }
 
-    __device__ __forceinline__ void output(const Places& p, const int* owned, int count, int first, int last) {
+    __device__ __forceinline__ void output(const char* p, const int* owned, int count, int first, int last) {
         int i = 0;
         product<ATT>(owned, count, false, [](int) {}, [&] { load_merged(p, first, last); },
-                     [&](int tile, float4 s) { add(i++, tile, s, p.mid); });
+                     [&](int tile, float4 s) { add(i++, tile, s, p + AT_MID); });
     }
 
-    __device__ __forceinline__ void down(const Places& p, const int* owned, int count) {
+    __device__ __forceinline__ void down(const char* p, const int* owned, int count) {
         if (count == 0) return (void)(clock_at += 2);
-        float acc[OWNED][NT][4] = {};
+        float acc[OWNED][2][NT][4] = {};
         for (int k0 = 0; k0 < INNER; k0 += CHUNK) {
             if (k0) block_sync();
             load_inner(p, k0);
@@ -524,15 +504,17 @@ struct Block {
             if (k0 == 0) stamp();
 #pragma unroll
             for (int i = 0; i < OWNED; ++i)
-                if (i < count) stream.multiply(acc[i], smem + SMEM_X, pitch(CHUNK), CHUNK / 16);
-            stream.end_of_tile();
+                if (i < count)
+#pragma unroll 4
+                    for (int k = 0; k < CHUNK; k += piece(INNER))
+                        stream.multiply<piece(INNER) / 16>(acc[i], smem, smem + SMEM_X + k * 2, pitch(CHUNK));
         }
 #pragma unroll
         for (int i = 0; i < OWNED; ++i) {
             if (i >= count) continue;
             put(acc[i]);
             block_sync();
-            if (thread() < NT * 32) add(i, __ldg(owned + i), sum(), p.out);
+            if (thread() < NT * 32) add(i, __ldg(owned + i), sum(), p + AT_OUT);
             red ^= 1;
         }
         stamp();
@@ -547,13 +529,12 @@ struct Block {
             if (r0 < rows) *(float2*)at = make_float2(s.x * n0, s.z * n0);
             if (r0 + 1 < rows) *(float2*)(at + VOCAB) = make_float2(s.y * n1, s.w * n1);
         };
-        stream.fragment = (stream.fragment + 31) & ~31u;
         product<HIDDEN>(tasks, count, true, [](int) {}, [&] { load_stream(from, a.final_norm); }, emit);
     }
 
     // ---- attention: a task is SPLIT positions of one KV head, a warp's share 32 of them in registers
 
-    __device__ __forceinline__ void attention(int l, const Places& p, int window, int first, int last) {
+    __device__ __forceinline__ void attention(int l, const char* p, int window, int first, int last) {
         const int warp = thread() >> 5, lane = thread() & 31, g = lane >> 2, c = lane & 3;
         constexpr int STEPS = HD / 16, TILES = HD / 8, PITCH = HD + 4;
         const int tasks = KV_HEADS * (last - first), end = start + rows;
@@ -564,7 +545,7 @@ struct Block {
             // Column n of score tile t is this position: a thread's columns then make its operand of the second product
             // and its four values of V lie side by side.
             auto position = [&](int t, int n) { return base + 16 * (t >> 1) + 4 * (n >> 1) + 2 * (t & 1) + (n & 1); };
-            // Values the cache held before this pass come at once; warps that meet new ones ask until all are there.
+            // What the cache held before this pass comes at once; warps that meet new positions ask until all are there.
             const bool settled = base + 32 <= start;
             u32 k[4][STEPS][2], v[2][TILES][2];
             auto load_keys = [&] {
@@ -572,41 +553,45 @@ struct Block {
 #pragma unroll
                 for (int t = 0; t < 4; ++t) {
                     const int at = position(t, g);
-                    const bool fresh = at >= start && at < end;
-                    const char* from = fresh ? p.qkv + ((at - start) * QKV + (HEADS + kv) * HD + c * (HD / 4)) * 2
-                                             : (const char*)(keys + (u64)at * HD + c * (HD / 4));
+                    const char* from = at < start ? (const char*)(keys + (u64)at * HD)
+                                                  : p + (at - start) * ROW_BYTES + (HEADS + kv) * HD * 2;
 #pragma unroll
                     for (int s = 0; s < STEPS; s += 2) {
                         uint4 x = make_uint4(0, 0, 0, 0);
-                        if (at < end) x = poll_load16(from + s * 8);
-                        ready &= !fresh || !unset(x);
+                        if (at < end) x = poll_load16(from + c * (HD / 2) + s * 8);
+                        ready &= !unset(x);
                         k[t][s][0] = x.x, k[t][s][1] = x.y, k[t][s + 1][0] = x.z, k[t][s + 1][1] = x.w;
                     }
                 }
-                return ready;
+                return settled || ready;
             };
             auto load_values = [&] {
                 bool ready = true;
 #pragma unroll
-                for (int j = 0; j < 2; ++j)
+                for (int j = 0; j < 2; ++j) {
+                    const int at = base + 16 * j + 4 * c, there = end - at;  // of four positions, a row of V^T
+                    const bool old = at + 4 <= start;
+                    const char* from = old ? (const char*)(values + (u64)g * a.positions + at)
+                                           : p + AT_V + ((kv * HD + g) * V_SLOTS + at - (start & ~3)) * 2;
+                    const u64 step = old ? a.positions * 16 : V_SLOTS * 16;
+                    const u32 m0 = there >= 2 ? ~0u : there == 1 ? 0xFFFFu : 0, m1 = there >= 4 ? ~0u : there == 3 ? 0xFFFFu : 0;
 #pragma unroll
                     for (int n = 0; n < TILES; ++n) {
-                        const int dim = n * 8 + g, at = base + 16 * j + 4 * c;
                         uint2 x = make_uint2(0, 0);
-                        if (at < start) x = *(const uint2*)(values + (u64)dim * a.positions + at);
-                        if (!settled && at + 4 > start && at < end)
-                            ready &= fresh_values(x, p.v + ((kv * HD + dim) * V_SLOTS + at - (start & ~3)) * 2, at, end);
-                        v[j][n][0] = x.x, v[j][n][1] = x.y;
+                        if (there > 0) x = poll_load8(from + n * step);
+                        ready &= ((__vcmpeq2(x.x, ~0u) & m0) | (__vcmpeq2(x.y, ~0u) & m1)) == 0;
+                        v[j][n][0] = x.x & m0, v[j][n][1] = x.y & m1;
                     }
-                return ready;
+                }
+                return settled || ready;
             };
             until(load_keys);
             if (HD <= 64) until(load_values);
             for (int m0 = 0; m0 < rows * GROUP; m0 += 16) {
                 const int i0 = m0 + g, i1 = i0 + 8;  // (row, query head of the group), row-major
                 const bool there0 = i0 < rows * GROUP, there1 = i1 < rows * GROUP;
-                const char* q0 = p.qkv + (i0 / GROUP * QKV + (kv * GROUP + i0 % GROUP) * HD + c * (HD / 4)) * 2;
-                const char* q1 = p.qkv + (i1 / GROUP * QKV + (kv * GROUP + i1 % GROUP) * HD + c * (HD / 4)) * 2;
+                const char* q0 = p + i0 / GROUP * ROW_BYTES + ((kv * GROUP + i0 % GROUP) * HD + c * (HD / 4)) * 2;
+                const char* q1 = p + i1 / GROUP * ROW_BYTES + ((kv * GROUP + i1 % GROUP) * HD + c * (HD / 4)) * 2;
                 float score[4][4] = {};
                 uint4 q[STEPS / 2][2];
                 until([&] {
@@ -682,26 +667,8 @@ struct Block {
         }
     }
 
-    // Takes what this pass published over four positions of one row of V^T from `at`, zero past the end. False where
-    // some are still to come.
-    __device__ __forceinline__ bool fresh_values(uint2& x, const char* from, int at, int end) {
-        const uint2 now = poll_load8(from);
-        bool ready = true;
-        u32 out[2] = {0, 0};
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const u32 o = (e & 2 ? x.y : x.x) >> (16 * (e & 1)) & 0xFFFF;
-            const u32 n = (e & 2 ? now.y : now.x) >> (16 * (e & 1)) & 0xFFFF;
-            const bool mine = at + e >= start && at + e < end;
-            ready &= !mine || n != 0xFFFF;
-            out[e >> 1] |= (at + e < start ? o : mine ? n : 0) << (16 * (e & 1));
-        }
-        x = make_uint2(out[0], out[1]);
-        return ready;
-    }
-
     // The warps' shares of a split become one part: 16 threads a row.
-    __device__ __forceinline__ void join(const Places& p, int kv, int split, int m0) {
+    __device__ __forceinline__ void join(const char* p, int kv, int split, int m0) {
         constexpr int PITCH = HD + 4, EACH = HD / 16;
         const int r = thread() >> 4, d = (thread() & 15) * EACH, i = m0 + r;
         const float* scratch = (const float*)(smem + SMEM_X) + r * PITCH;
@@ -718,30 +685,27 @@ struct Block {
         }
         if (i >= rows * GROUP) return;
         const float scale = total > 0 ? 1.f / total : 0.f;
-        const int at = split * ROWS + i / GROUP, head = kv * GROUP + i % GROUP;
-        char* to = p.parts + ((u64)at * ATT + head * HD + d) * 2;
+        const int head = kv * GROUP + i % GROUP;
+        char* part = const_cast<char*>(p) + AT_PARTS + (u64)(split * ROWS + i / GROUP) * PART_BYTES;
+        char* to = part + (head * HD + d) * 2;
 #pragma unroll
         for (int e = 0; e < EACH; e += 2) publish4(to + e * 2, pack(o[e] * scale, o[e + 1] * scale));
         if ((thread() & 15) == 0)
-            publish4(p.lse + (at * HEADS + head) * 4, __float_as_uint(total > 0 ? top + log2f(total) : -1e30f));
+            publish4(part + ATT * 2 + head * 4, __float_as_uint(total > 0 ? top + log2f(total) : -1e30f));
     }
 
     // ---- housekeeping
 
-    __device__ __forceinline__ void fill(char* at, u64 bytes) {
-        for (u64 i = blockIdx.x * THREADS + thread(); i < bytes / 16; i += GRID * THREADS)
-            ((uint4*)at)[i] = make_uint4(~0u, ~0u, ~0u, ~0u);
-    }
     // Back to the sentinel where the last pass over this arena wrote.
-    __device__ __forceinline__ void reset(const Places& p, int dirty_rows, int dirty_splits) {
-        if (dirty_rows == 0) return;
-        fill(p.qkv, (u64)dirty_rows * QKV * 2);
-        fill(p.v, KV_HEADS * HD * V_SLOTS * 2);
-        fill(p.mid, (u64)dirty_rows * HIDDEN * 2);
-        fill(p.inner, (u64)dirty_rows * INNER * 2);
-        fill(p.out, (u64)dirty_rows * HIDDEN * 2);
-        for (int s = 0; s < dirty_splits; ++s) fill(p.parts + (u64)s * ROWS * ATT * 2, (u64)dirty_rows * ATT * 2);
-        fill(p.lse, (u64)dirty_splits * ROWS * HEADS * 4);
+    __device__ __forceinline__ void reset(char* p, int dirty_rows, int dirty_splits) {
+#pragma unroll 1
+        for (int s = -2; s < dirty_splits; ++s) {
+            char* at = p + (s == -2 ? 0 : s == -1 ? AT_V : AT_PARTS + (u64)s * ROWS * PART_BYTES);
+            const int n = (s == -2 ? dirty_rows * ROW_BYTES : s == -1 ? V_BYTES : dirty_rows * PART_BYTES) / 16;
+#pragma unroll 1
+            for (int i = blockIdx.x * THREADS + thread(); i < n; i += GRID * THREADS)
+                ((uint4*)at)[i] = make_uint4(~0u, ~0u, ~0u, ~0u);
+        }
     }
 
     __device__ __forceinline__ void run() {
@@ -761,19 +725,18 @@ struct Block {
         const char* from = nullptr;
         for (int l = 0; l < LAYERS; ++l) {
             const Layer& w = a.layers[l];
-            const Places p(a.arena + (u64)(side * LAYERS + l) * a.layer_bytes, a.max_splits);
+            const char* p = a.arena + (u64)(side * LAYERS + l) * a.layer_bytes;
             const int window = (int)w.window, first = max(0, start - window + 1) / SPLIT;
             clock_at = a.profile + ((u64)blockIdx.x * LAYERS + l) * STAMPS;
             stamp();
             qkv(l, w, p, from, a.tasks + begin[2 * l], begin[2 * l + 1] - begin[2 * l]);
             attention(l, p, window, first, last);
             stamp();
-            reset(Places(a.arena + (u64)((side ^ 1) * LAYERS + l) * a.layer_bytes, a.max_splits), dirty_rows,
-                  dirty_splits);
+            if (dirty_rows) reset(a.arena + (u64)((side ^ 1) * LAYERS + l) * a.layer_bytes, dirty_rows, dirty_splits);
             output(p, owned, owns, first, last);
             gate_up(w, p, a.tasks + begin[2 * l + 1], begin[2 * l + 2] - begin[2 * l + 1]);
             down(p, owned, owns);
-            from = p.out;
+            from = p + AT_OUT;
             stamp();
         }
         clock_at = a.profile + (u64)GRID * LAYERS * STAMPS + blockIdx.x * 2;
@@ -787,28 +750,38 @@ struct Block {
     }
 };
 
+__device__ __forceinline__ void drain(u32 bars, int slots = SLOTS) {  // no copy may outlive the block
+    for (int i = 0; i < slots; ++i) bar_wait(bars + i * 8, 0);
+}
+
 // Copies the block's stream into the ring, as far ahead as it reaches; only weights, so it need not wait for the
 // predecessor's end before it starts.
 __device__ __forceinline__ void produce(const Args& a, u32 ring, u32 bars) {
     const char* src = a.stream + a.stream_begin[blockIdx.x];
-    const int blocks = a.stream_blocks[blockIdx.x * 2 + (a.want_logits ? 1 : 0)];
+    const int* begin = a.stage_begin + blockIdx.x * (2 * LAYERS + 2);
+    const int owns = a.owned[blockIdx.x * (OWNED + 1)], parts = 4 * LAYERS + (a.want_logits ? 1 : 0);
     u64 policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    const int ahead = min(blocks, SLOTS);
-    for (int i = 0; i < ahead; ++i)
-        bulk_copy(ring + i * BLOCK_BYTES, src + (u64)i * BLOCK_BYTES, bars + i * 8, policy);
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    if (*(volatile const int*)(a.state + 1) == 0) {  // nothing to do, but no copy may outlive the block
-        for (int i = 0; i < ahead; ++i) bar_wait(bars + i * 8, 0);
-        return;
+    int slot = 0, copied = 0;
+    u32 phase = 1;
+    for (int part = 0; part < parts; ++part) {
+        const int l = part >> 2, stage = part & 3;  // qkv or the head, output, gate and up, down
+        constexpr int H = piece(HIDDEN), A = piece(ATT), I = piece(INNER);
+        const int bytes = (stage == 1 ? A : stage == 3 ? I : H) * 32, at = 2 * l + (stage == 2);
+        const int pieces = stage == 1 ? ATT / A : stage == 3 ? INNER / I : HIDDEN / H;
+        int n = (stage & 1 ? owns : begin[at + 1] - begin[at]) * pieces;
+        for (; n; --n) {
+            if (copied++ == SLOTS) {  // the ring is full; only now does it matter whether there is anything to do
+                asm volatile("griddepcontrol.wait;" ::: "memory");
+                if (*(volatile const int*)(a.state + 1) == 0) return drain(bars);
+            }
+            if (copied > SLOTS) bar_wait(bars + (SLOTS + slot) * 8, phase);
+            bulk_copy(ring + slot * SLOT_BYTES, src, bytes, bars + slot * 8, policy);
+            src += bytes;
+            if (++slot == SLOTS) slot = 0, phase ^= 1;
+        }
     }
-    int slot = 0;
-    u32 phase = 0;
-    for (int i = ahead; i < blocks; ++i) {
-        bar_wait(bars + (SLOTS + slot) * 8, phase);
-        bulk_copy(ring + slot * BLOCK_BYTES, src + (u64)i * BLOCK_BYTES, bars + slot * 8, policy);
-        if (++slot == SLOTS) slot = 0, phase ^= 1;
-    }
+    if (copied <= SLOTS) drain(bars, copied);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) model_pass(const __grid_constant__ Args a) {
@@ -828,7 +801,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) model_pass(const 
         asm volatile("griddepcontrol.wait;" ::: "memory");
         Block block(a, smem);
         block.rows = a.state[1];
-        block.stream.smem = smem;
         block.stream.bars = bars;
         if (block.rows) block.run();
     }

@@ -21,8 +21,6 @@ from slipstream.models.spec import ModelSpec
 Ints = npt.NDArray[np.int64]
 FRAGMENT = 256
 """bf16 values of one 16 x 16 operand fragment."""
-RING_BLOCK = 32
-"""Fragments of one bulk copy."""
 SHARED_BYTES = 216 * 1024
 """Of 228 KiB: the rest lets the small kernels between passes run beside this one."""
 V_SLOTS = 24
@@ -30,9 +28,9 @@ V_SLOTS = 24
 
 class _Args(ctypes.Structure):
     _fields_ = [(n, ctypes.c_void_p) for n in (
-        "stream", "stream_begin", "stream_blocks", "tasks", "stage_begin", "owned", "layers", "embed", "final_norm",
+        "stream", "stream_begin", "tasks", "stage_begin", "owned", "layers", "embed", "final_norm",
         "row_tokens", "state", "keys", "values", "logits", "arena", "epoch", "profile")] + [
-        (n, ctypes.c_uint64) for n in ("positions", "layer_bytes", "max_splits", "want_logits")]  # fmt: skip
+        (n, ctypes.c_uint64) for n in ("positions", "layer_bytes", "want_logits")]  # fmt: skip
 
 
 def why_not(spec: ModelSpec, device: torch.device) -> str | None:
@@ -53,9 +51,14 @@ def why_not(spec: ModelSpec, device: torch.device) -> str | None:
     return None
 
 
+def piece(k: int) -> int:
+    """Columns of a tile that are copied at once, as in persistent.cu."""
+    return max(c for c in range(16, 577, 16) if k % c == 0)
+
+
 def largest_chunk(inner: int) -> int:
-    """The most columns of the down projection whose input is held at once: a divisor of `inner` up to 2048."""
-    return max(c for c in range(16, 2049, 16) if inner % c == 0)
+    """The most columns of the down projection whose input is held at once: whole pieces, up to 2048."""
+    return max(c for c in range(piece(inner), 2049, piece(inner)) if inner % c == 0)
 
 
 @dataclass(frozen=True)
@@ -137,13 +140,10 @@ def places(stage: list[list[int]], at: Ints, k: int, chunk: int) -> tuple[Ints, 
     return order, np.repeat(np.arange(len(stage)), [len(t) for t in stage]), np.concatenate(where)
 
 
-def pack(
-    spec: ModelSpec, w: Weights, p: Plan, chunk: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def pack(spec: ModelSpec, w: Weights, p: Plan, chunk: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """All weights in the blocks' streams, in the order `run` in persistent.cu consumes them.
 
-    Returns the streams (fragments, FRAGMENT) bf16, the byte at which each block's begins (blocks,) int64, and its ring
-    blocks without and with the head (blocks, 2) int32.
+    Returns the streams (fragments, FRAGMENT) bf16 and the byte at which each block's begins (blocks,) int64.
     """
     a = spec.layers[0].attention
     attention, inner, hidden = a.heads * a.head_dim, spec.layers[0].feed_forward.inner, spec.hidden
@@ -156,18 +156,14 @@ def pack(
             (layer.gate_up, "gate_up", places(p.tiles[2 * i + 1], end, hidden, hidden)),
             (layer.down, "stream", places(p.owned, end, inner, chunk)),
         ]
-    before_head = -(-end // RING_BLOCK)
-    end = before_head * RING_BLOCK
     parts.append((w.head, "head", places(p.tiles[-1], end, hidden, hidden)))
-    total = -(-end // RING_BLOCK)
-    first = np.concatenate([[0], np.cumsum(total)[:-1]]) * RING_BLOCK
-    stream = torch.zeros(int(total.sum()) * RING_BLOCK, FRAGMENT, dtype=torch.bfloat16, device=device)
+    first = np.concatenate([[0], np.cumsum(end)[:-1]])
+    stream = torch.zeros(int(end.sum()), FRAGMENT, dtype=torch.bfloat16, device=device)
     rows = {kind: tile_rows(kind, spec).to(device) for kind in ("qkv", "stream", "gate_up", "head")}
     for matrix, kind, (order, block, where) in parts:
         at = torch.from_numpy(where + first[block][:, None]).to(device).flatten()
         stream[at] = fragments(matrix, rows[kind][torch.from_numpy(order).to(device)]).view(-1, FRAGMENT)
-    begin = torch.from_numpy(first * FRAGMENT * 2).to(device)
-    return stream, begin, torch.from_numpy(np.stack([before_head, total], 1).astype(np.int32)).to(device)
+    return stream, torch.from_numpy(first * FRAGMENT * 2).to(device)
 
 
 class Persistent:
@@ -180,7 +176,7 @@ class Persistent:
         a, inner = spec.layers[0].attention, spec.layers[0].feed_forward.inner
         self.chunk = largest_chunk(inner)
         p = plan(spec, self.blocks)
-        self.stream, self._begin, self._stream_blocks = pack(spec, weights, p, self.chunk, device)
+        self.stream, self._begin = pack(spec, weights, p, self.chunk, device)
         owned_most = max(len(t) for t in p.owned)
         owned = np.zeros((self.blocks, owned_most + 1), np.int32)
         for b, tiles in enumerate(p.owned):
@@ -213,7 +209,7 @@ class Persistent:
         attention, inner = a.heads * a.head_dim, spec.layers[0].feed_forward.inner
         qkv = attention + 2 * a.kv_heads * a.head_dim
         layer = 2 * ROWS * (qkv + 2 * spec.hidden + inner) + 2 * a.kv_heads * a.head_dim * V_SLOTS
-        layer += splits * ROWS * (2 * attention + 4 * a.heads)
+        layer += splits * ROWS * (2 * attention + -(-4 * a.heads // 16) * 16)
         arena = torch.full((2, len(spec.layers), layer), 0xFF, dtype=torch.uint8, device=self.stream.device)
         return arena, torch.zeros(6, dtype=torch.int32, device=self.stream.device)
 
@@ -222,10 +218,9 @@ class Persistent:
         arena, epoch = buffers
         tasks, begin, owned, layers = self._tables
         w = self.weights
-        tensors = (self.stream, self._begin, self._stream_blocks, tasks, begin, owned, layers, w.embed, w.final_norm,
+        tensors = (self.stream, self._begin, tasks, begin, owned, layers, w.embed, w.final_norm,
                    cache.row_tokens, cache.state, cache.keys, cache.values, self.logits, arena, epoch)  # fmt: skip
         positions = cache.keys.shape[2]
         profile = 0 if self.profile is None else self.profile.data_ptr()
-        arguments = _Args(*(t.data_ptr() for t in tensors), profile, positions, arena.shape[2],
-                          -(-positions // KV_SPLIT), logits)  # fmt: skip
+        arguments = _Args(*(t.data_ptr() for t in tensors), profile, positions, arena.shape[2], logits)
         self._kernels[rows].launch(self.blocks, 384, arguments, self.pdl)
