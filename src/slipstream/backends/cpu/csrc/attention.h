@@ -51,11 +51,10 @@ static inline void mix_values(const float* p, const uint16_t* values, int dim, i
         for (int c = 0; c < C; c++) f_store(out[i] + d0 + 16 * c, acc[i][c]);
 }
 
-template <int N> static inline void mix(const float* p, const uint16_t* values, int dim, int from, int to, float* const* out) {
+template <int N, int C> static inline void mix(const float* p, const uint16_t* values, int dim, int from, int to, float* const* out) {
     int d = 0;
-    for (; d + 64 <= dim; d += 64) mix_values<N, 4>(p, values, dim, from, to, out, d);
-    if (dim - d >= 32) mix_values<N, 2>(p, values, dim, from, to, out, d), d += 32;
-    if (dim - d >= 16) mix_values<N, 1>(p, values, dim, from, to, out, d);
+    for (; d + 16 * C <= dim; d += 16 * C) mix_values<N, C>(p, values, dim, from, to, out, d);
+    for (; d < dim; d += 16) mix_values<N, 1>(p, values, dim, from, to, out, d);
 }
 
 // One partial: n <= QUERIES queries of one KV head over the split that starts at position `start`.
@@ -86,13 +85,12 @@ static void attend_split(int n, const float* const* q, const Span* spans, const 
         }
         *total[i] = f_sum(sum);
     }
+    // Sixteen sums a time keep a multiplier busy: eight queries by two vectors, or fewer by more.
+    if (n == QUERIES) return mix<8, 2>(scores, values, dim, from, to, out);
     int i = 0;
-    for (; i + 4 <= n; i += 4) mix<4>(scores + i * SPLIT, values, dim, from, to, out + i);
-    switch (n - i) {
-        case 3: mix<3>(scores + i * SPLIT, values, dim, from, to, out + i); break;
-        case 2: mix<2>(scores + i * SPLIT, values, dim, from, to, out + i); break;
-        case 1: mix<1>(scores + i * SPLIT, values, dim, from, to, out + i);
-    }
+    if (n & 4) mix<4, 4>(scores, values, dim, from, to, out), i += 4;
+    if (n & 2) mix<2, 4>(scores + i * SPLIT, values, dim, from, to, out + i), i += 2;
+    if (n & 1) mix<1, 4>(scores + i * SPLIT, values, dim, from, to, out + i);
 }
 
 // Merges `splits` partials of one query into out[dim].
