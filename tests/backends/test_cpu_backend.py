@@ -235,6 +235,15 @@ def test_a_missing_library_says_how_to_get_it(monkeypatch, tiny_checkpoint):
     assert open_backend(load_checkpoint(tiny_checkpoint)).name == "reference"
 
 
+def test_auto_takes_the_gpu_where_there_is_one(monkeypatch, tiny_checkpoint):
+    checkpoint = load_checkpoint(tiny_checkpoint)
+    assert open_backend(checkpoint).name == "cpu"
+    monkeypatch.setattr("slipstream.backends._gpu_ready", lambda: True)
+    monkeypatch.setattr("slipstream.backends.find_spec", lambda name: None)
+    with pytest.raises(BackendError, match="pip install"):
+        open_backend(checkpoint)
+
+
 def test_bad_options_name_the_choices(tiny_checkpoint):
     checkpoint = load_checkpoint(tiny_checkpoint)
     with pytest.raises(BackendError, match="portable"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.errors import BackendError
@@ -16,12 +18,18 @@ BACKENDS = ("cpu", "cuda", "reference")
 def open_backend(checkpoint: Checkpoint, name: str = "auto", threads: int | None = None) -> Backend:
     """The model on a backend, weights loaded.
 
-    name: "cpu" (native kernels), "cuda" (Triton and captured graphs), "reference" (plain PyTorch), or "auto": cpu where
-    it was built and fits the model, else reference. threads: CPU threads, None is one a core.
-    Raises BackendError naming what is missing.
+    name: "cpu" (native kernels), "cuda" (one NVIDIA GPU), "reference" (plain PyTorch), or "auto": cuda where there is
+    a GPU with PyTorch and Triton, else cpu where it was built and fits the model, else reference.
+    threads: CPU threads, None is one a core. Raises BackendError naming what is missing.
     """
     if name == "auto":
-        name = "reference" if why_not_native(checkpoint) else "cpu"
+        name = "cuda" if _gpu_ready() else "reference" if why_not_native(checkpoint) else "cpu"
+    if name == "cuda":
+        if not all(map(find_spec, ("torch", "triton"))):
+            raise BackendError("the cuda backend needs PyTorch and Triton; run: pip install 'slipstream-llm[cuda]'")
+        from slipstream.backends.cuda.backend import CudaBackend
+
+        return CudaBackend(checkpoint.spec, checkpoint.tensors)
     if name == "cpu":
         from slipstream.backends.cpu.backend import CpuBackend
 
@@ -31,6 +39,11 @@ def open_backend(checkpoint: Checkpoint, name: str = "auto", threads: int | None
 
         return ReferenceBackend(checkpoint, threads=threads)
     raise BackendError(f"unknown backend {name!r}: one of auto, {', '.join(BACKENDS)}")
+
+
+def _gpu_ready() -> bool:
+    """Told by the driver's device file, so that a machine without a GPU never waits for `import torch`."""
+    return Path("/dev/nvidia0").exists() and all(map(find_spec, ("torch", "triton")))
 
 
 def why_not_native(checkpoint: Checkpoint) -> str | None:
