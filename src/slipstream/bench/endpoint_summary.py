@@ -232,12 +232,12 @@ def percentiles(groups: Sequence[Sequence[float]], resamples: int = RESAMPLES) -
         return None
     values = [np.asarray(group, float) for group in groups]
     point = np.percentile(np.concatenate(values), PERCENTS)
-    draw = np.random.default_rng(0)
-    drawn = [
-        np.percentile(np.concatenate([values[i] for i in draw.integers(len(values), size=len(values))]), PERCENTS)
-        for _ in range(resamples)
-    ]
-    low, high = np.percentile(np.stack(drawn), (2.5, 97.5), axis=0)
+    picks = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
+    if all(len(group) == 1 for group in values):
+        drawn = np.percentile(np.concatenate(values)[picks], PERCENTS, axis=1).T
+    else:
+        drawn = np.stack([np.percentile(np.concatenate([values[i] for i in pick]), PERCENTS) for pick in picks])
+    low, high = np.percentile(drawn, (2.5, 97.5), axis=0)
     return Spread(len(groups), *(Estimate(*map(float, ends)) for ends in zip(point, low, high, strict=True)))
 
 
