@@ -32,7 +32,7 @@ class Kernel:
             raise BackendError("the persistent kernel needs NVIDIA's bindings: pip install cuda-bindings") from error
         self._driver = driver
         major, minor = torch.cuda.get_device_capability()
-        options = [f"--gpu-architecture=sm_{major}{minor}{'a' if major == 9 else ''}", "--std=c++17"]
+        options = [f"--gpu-architecture=sm_{major}{minor}{'a' if major == 9 else ''}", "--std=c++17", "--use_fast_math"]
         options += [f"-D{key}={value}" for key, value in macros.items()]
         program = _call(nvrtc.nvrtcCreateProgram, path.read_bytes(), path.name.encode(), 0, [], [])
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])

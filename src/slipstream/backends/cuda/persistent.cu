@@ -61,9 +61,10 @@ constexpr int SLOT_BYTES = max_of(max_of(piece(HIDDEN), piece(ATT)), piece(INNER
 constexpr int X_BYTES = max_of(X_ROWS * pitch(max_of(max_of(HIDDEN, ATT), CHUNK)), WARPS * 16 * (HD + 4) * 4);
 constexpr int RED_FLOATS = WARPS * NT * 128;
 constexpr int SS_FLOATS = X_ROWS * (HIDDEN / 8), H_FLOATS = OWNED * X_ROWS * 16;
-constexpr int FIXED = X_BYTES + (2 * RED_FLOATS + H_FLOATS + SS_FLOATS + ROWS) * 4;
+constexpr int REDS = 4;  // tiles whose partial sums may wait to be summed
+constexpr int FIXED = X_BYTES + (REDS * RED_FLOATS + H_FLOATS + SS_FLOATS + ROWS) * 4;
 constexpr int SLOTS = (SMEM - FIXED) / (SLOT_BYTES + 16);  // of the ring: all the shared memory that is left
-constexpr int SMEM_X = SLOTS * SLOT_BYTES, SMEM_RED = SMEM_X + X_BYTES, SMEM_H = SMEM_RED + 2 * RED_FLOATS * 4;
+constexpr int SMEM_X = SLOTS * SLOT_BYTES, SMEM_RED = SMEM_X + X_BYTES, SMEM_H = SMEM_RED + REDS * RED_FLOATS * 4;
 constexpr int SMEM_SS = SMEM_H + H_FLOATS * 4, SMEM_RSTD = SMEM_SS + SS_FLOATS * 4, SMEM_BARS = SMEM_RSTD + ROWS * 4;
 // An arena's layer: a record a row (qkv, the stream after attention, inner activations, the stream after the
 // feed-forward), new values transposed, then attention's parts, a record (ATT bf16, HEADS float) a split and row.
@@ -259,17 +260,19 @@ struct Block {
     __device__ __forceinline__ void finish_norm() {
         constexpr int CHUNKS = HIDDEN / 8;
         const int warp = thread() >> 5, lane = thread() & 31;
-        for (int row = warp; row < rows; row += WARPS) {
+        for (int row = WARPS - 1 - warp; row < rows; row += WARPS) {
             const float* squares = (const float*)(smem + SMEM_SS) + row * CHUNKS;
             float s = 0;
-            for (int i = lane; i < CHUNKS; i += 32) s += squares[i];
+#pragma unroll
+            for (int i = 0; i < (CHUNKS + 31) / 32; ++i)
+                if (i * 32 + lane < CHUNKS) s += squares[i * 32 + lane];
 #pragma unroll
             for (int d = 16; d; d >>= 1) s += __shfl_xor_sync(~0u, s, d);
             if (lane == 0) rstd()[row] = rsqrtf(s / HIDDEN + EPS);
         }
     }
     __device__ __forceinline__ void load_inner(const char* p, int k0) {
-        constexpr int CHUNKS = CHUNK / 8, BATCH = NT * 3;
+        constexpr int CHUNKS = CHUNK / 8, BATCH = 6;
         auto source = [&](int i) { return p + i / CHUNKS * ROW_BYTES + AT_INNER + (k0 + i % CHUNKS * 8) * 2; };
         for (int i0 = thread(); i0 < rows * CHUNKS; i0 += BATCH * THREADS) {
             uint4 v[BATCH];
@@ -291,7 +294,7 @@ struct Block {
     }
     // Attention's parts merged in order of position, weighted by their share of the softmax sum.
     __device__ __forceinline__ void load_merged(const char* p, int first, int last) {
-        constexpr int CHUNKS = ATT / 8, BATCH = 2, PARTS = 3;
+        constexpr int CHUNKS = ATT / 8, BATCH = 3, PARTS = 3;
         for (int i0 = thread(); i0 < rows * CHUNKS; i0 += BATCH * THREADS) {
             float top[BATCH], total[BATCH], acc[BATCH][8];
 #pragma unroll
@@ -357,8 +360,8 @@ struct Block {
                 make_float4(acc[0][n][0] + acc[1][n][0], acc[0][n][1] + acc[1][n][1],
                             acc[0][n][2] + acc[1][n][2], acc[0][n][3] + acc[1][n][3]);
     }
-    __device__ __forceinline__ float4 sum() {
-        const int n = thread() >> 5, lane = thread() & 31;
+    __device__ __forceinline__ float4 sum(int n) {
+        const int lane = thread() & 31;
         const float4* at = (const float4*)(smem + SMEM_RED + red * RED_FLOATS * 4) + n * 32 + lane;
         float4 part[WARPS];
 #pragma unroll
@@ -368,33 +371,46 @@ struct Block {
         for (int w = 1; w < WARPS; ++w) s.x += part[w].x, s.y += part[w].y, s.z += part[w].z, s.w += part[w].w;
         return s;
     }
+    // The row tile of the block's i-th tile that this warp sums and emits, or none: it takes turns, so that the other
+    // warps go on with the next tile meanwhile.
+    __device__ __forceinline__ int turn(int i) {
+        const int n = ((thread() >> 5) + WARPS - i % 4 * NT) % WARPS;
+        return n < NT ? n : -1;
+    }
+    // After `put`: the emitting warps wait for the others, which only report.
+    __device__ __forceinline__ void hand_over(bool emits) {
+        if (emits)
+            asm volatile("bar.sync %0, 256;" ::"r"(2 + red) : "memory");
+        else
+            asm volatile("bar.arrive %0, 256;" ::"r"(2 + red) : "memory");
+    }
 
-    // Tiles `tasks[begin, end)` of a matrix whose input is whole in shared memory. `emit(tile, sums)` runs in warps
-    // n < NT: sums are (feature g, rows 2c and 2c + 1), then (feature g + 8, the same) of row tile n.
+    // `count` tiles of a matrix whose input is whole in shared memory. `emit(tile, row tile, sums)` runs in one warp a
+    // row tile; sums are (feature g, rows 2c and 2c + 1), then (feature g + 8, the same). `prepare` runs before.
     template <int K, class Prepare, class Load, class Emit>
     __device__ __forceinline__ void product(const int* tasks, int count, bool normed, Prepare prepare, Load load,
                                             Emit emit) {
         if (count == 0) return (void)(clock_at += 2);
-        const bool emits = thread() < NT * 32;
-        int tile = __ldg(tasks);
-        if (emits) prepare(tile);
+        int n = turn(0), tile = __ldg(tasks);
+        if (n >= 0) prepare(tile, n);
+        block_sync();  // nobody reads the stage before this one from shared memory any more
         load();
         block_sync();
         stamp();
         for (int i = 0; i < count; ++i) {
+            if (i && i % REDS == 0) block_sync();  // partial sums of earlier tiles have been read
+            const int next = i + 1 < count ? __ldg(tasks + i + 1) : 0;
             float acc[2][NT][4] = {};
 #pragma unroll 2
             for (int k = 0; k < K; k += piece(K))
                 stream.multiply<piece(K) / 16>(acc, smem, smem + SMEM_X + k * 2, pitch(K));
             put(acc);
             if (normed && i == 0) finish_norm();
-            block_sync();
-            if (emits) emit(tile, sum());
-            red ^= 1;
-            if (i + 1 < count) {
-                tile = __ldg(tasks + i + 1);
-                if (emits) prepare(tile);
-            }
+            hand_over(n >= 0);
+            if (n >= 0) emit(tile, n, sum(n));
+            red = (red + 1) % REDS;
+            tile = next, n = turn(i + 1);
+            if (n >= 0 && i + 1 < count) prepare(tile, n);
         }
         stamp();
     }
@@ -404,10 +420,9 @@ struct Block {
     __device__ __forceinline__ void qkv(int l, const Layer& w, const char* p, const char* from, const int* tasks,
                                         int count) {
         const int lane = thread() & 31, g = lane >> 2, c = lane & 3;
-        const int r0 = (thread() >> 5) * 8 + 2 * c;
         float cos0 = 1, sin0 = 0, cos1 = 1, sin1 = 0;
-        auto prepare = [&](int tile) {
-            const float* at = w.cos_sin + (u64)(start + r0) * HD + tile % (HD / 16) * 8 + g;
+        auto prepare = [&](int tile, int n) {
+            const float* at = w.cos_sin + (u64)(start + n * 8 + 2 * c) * HD + tile % (HD / 16) * 8 + g;
             cos0 = __ldg(at), sin0 = __ldg(at + HD / 2), cos1 = __ldg(at + HD), sin1 = __ldg(at + HD + HD / 2);
         };
         auto load = [&] {
@@ -418,8 +433,8 @@ struct Block {
                     return (const char*)(a.embed + (u64)a.row_tokens[row] * HIDDEN + k);
                 });
         };
-        auto emit = [&](int tile, float4 s) {
-            const int head = tile / (HD / 16), j = tile % (HD / 16) * 8 + g;
+        auto emit = [&](int tile, int n, float4 s) {
+            const int head = tile / (HD / 16), j = tile % (HD / 16) * 8 + g, r0 = n * 8 + 2 * c;
             const float n0 = rstd()[r0], n1 = rstd()[r0 + 1];
             float a0 = s.x * n0, a1 = s.y * n1, b0 = s.z * n0, b1 = s.w * n1;
             if (BIAS) {
@@ -463,8 +478,8 @@ struct Block {
 
     __device__ __forceinline__ void gate_up(const Layer& w, const char* p, const int* tasks, int count) {
         const int lane = thread() & 31, g = lane >> 2, c = lane & 3;
-        const int r0 = (thread() >> 5) * 8 + 2 * c;
-        auto emit = [&](int tile, float4 s) {
+        auto emit = [&](int tile, int n, float4 s) {
+            const int r0 = n * 8 + 2 * c;
             const float n0 = rstd()[r0], n1 = rstd()[r0 + 1];
             const float g0 = s.x * n0, g1 = s.y * n1;
             const u32 v = pack(g0 / (1 + __expf(-g0)) * (s.z * n0), g1 / (1 + __expf(-g1)) * (s.w * n1));
@@ -472,33 +487,31 @@ struct Block {
             if (r0 < rows) publish2(at, (u16)v);
             if (r0 + 1 < rows) publish2(at + ROW_BYTES, (u16)(v >> 16));
         };
-        product<HIDDEN>(tasks, count, true, [](int) {}, [&] { load_stream(p + AT_MID, w.ffn_norm); }, emit);
+        product<HIDDEN>(tasks, count, true, [](int, int) {}, [&] { load_stream(p + AT_MID, w.ffn_norm); }, emit);
     }
 
     // Adds sums to an owned tile of the residual stream and publishes it.
-    __device__ __forceinline__ void add(int owned, int tile, float4 s, const char* to) {
-        const int lane = thread() & 31, g = lane >> 2, c = lane & 3;
-        const int r0 = (thread() >> 5) * 8 + 2 * c;
+    __device__ __forceinline__ void add(int owned, int tile, int n, float4 s, const char* to) {
+        const int lane = thread() & 31, g = lane >> 2, c = lane & 3, r0 = n * 8 + 2 * c;
         float2* h = (float2*)(residual(owned) + r0 * 16 + 2 * g);
         float2 h0 = h[0], h1 = h[8];
         h0.x += s.x, h0.y += s.z, h1.x += s.y, h1.y += s.w;
-        h[0] = h0, h[8] = h1;
         char* at = const_cast<char*>(to) + r0 * ROW_BYTES + (tile * 16 + 2 * g) * 2;
         if (r0 < rows) publish4(at, pack(h0.x, h0.y));
         if (r0 + 1 < rows) publish4(at + ROW_BYTES, pack(h1.x, h1.y));
+        h[0] = h0, h[8] = h1;
     }
 
     __device__ __forceinline__ void output(const char* p, const int* owned, int count, int first, int last) {
-        int i = 0;
-        product<ATT>(owned, count, false, [](int) {}, [&] { load_merged(p, first, last); },
-                     [&](int tile, float4 s) { add(i++, tile, s, p + AT_MID); });
+        product<ATT>(owned, count, false, [](int, int) {}, [&] { load_merged(p, first, last); },
+                     [&](int tile, int n, float4 s) { add(tile / GRID, tile, n, s, p + AT_MID); });
     }
 
     __device__ __forceinline__ void down(const char* p, const int* owned, int count) {
         if (count == 0) return (void)(clock_at += 2);
         float acc[OWNED][2][NT][4] = {};
         for (int k0 = 0; k0 < INNER; k0 += CHUNK) {
-            if (k0) block_sync();
+            block_sync();
             load_inner(p, k0);
             block_sync();
             if (k0 == 0) stamp();
@@ -512,24 +525,25 @@ struct Block {
 #pragma unroll
         for (int i = 0; i < OWNED; ++i) {
             if (i >= count) continue;
+            const int n = turn(i);
             put(acc[i]);
-            block_sync();
-            if (thread() < NT * 32) add(i, __ldg(owned + i), sum(), p + AT_OUT);
-            red ^= 1;
+            hand_over(n >= 0);
+            if (n >= 0) add(i, __ldg(owned + i), n, sum(n), p + AT_OUT);
+            red = (red + 1) % REDS;
         }
         stamp();
     }
 
     __device__ __forceinline__ void head(const char* from, const int* tasks, int count) {
         const int lane = thread() & 31, g = lane >> 2, c = lane & 3;
-        const int r0 = (thread() >> 5) * 8 + 2 * c;
-        auto emit = [&](int tile, float4 s) {
+        auto emit = [&](int tile, int n, float4 s) {
+            const int r0 = n * 8 + 2 * c;
             const float n0 = rstd()[r0], n1 = rstd()[r0 + 1];
             float* at = a.logits + (u64)r0 * VOCAB + tile * 16 + 2 * g;
             if (r0 < rows) *(float2*)at = make_float2(s.x * n0, s.z * n0);
             if (r0 + 1 < rows) *(float2*)(at + VOCAB) = make_float2(s.y * n1, s.w * n1);
         };
-        product<HIDDEN>(tasks, count, true, [](int) {}, [&] { load_stream(from, a.final_norm); }, emit);
+        product<HIDDEN>(tasks, count, true, [](int, int) {}, [&] { load_stream(from, a.final_norm); }, emit);
     }
 
     // ---- attention: a task is SPLIT positions of one KV head, a warp's share 32 of them in registers
@@ -542,6 +556,7 @@ struct Block {
             const int kv = task % KV_HEADS, split = first + task / KV_HEADS, base = split * SPLIT + warp * 32;
             const u16* keys = a.keys + (u64)(l * KV_HEADS + kv) * a.positions * HD;
             const u16* values = a.values + (u64)(l * KV_HEADS + kv) * HD * a.positions;
+            block_sync();  // the scratch is where the stage before this one had its input
             // Column n of score tile t is this position: a thread's columns then make its operand of the second product
             // and its four values of V lie side by side.
             auto position = [&](int t, int n) { return base + 16 * (t >> 1) + 4 * (n >> 1) + 2 * (t & 1) + (n & 1); };
@@ -585,25 +600,36 @@ struct Block {
                 }
                 return settled || ready;
             };
-            until(load_keys);
-            if (HD <= 64) until(load_values);
-            for (int m0 = 0; m0 < rows * GROUP; m0 += 16) {
-                const int i0 = m0 + g, i1 = i0 + 8;  // (row, query head of the group), row-major
-                const bool there0 = i0 < rows * GROUP, there1 = i1 < rows * GROUP;
-                const char* q0 = p + i0 / GROUP * ROW_BYTES + ((kv * GROUP + i0 % GROUP) * HD + c * (HD / 4)) * 2;
-                const char* q1 = p + i1 / GROUP * ROW_BYTES + ((kv * GROUP + i1 % GROUP) * HD + c * (HD / 4)) * 2;
-                float score[4][4] = {};
-                uint4 q[STEPS / 2][2];
-                until([&] {
-                    bool ready = true;
+            uint4 q[STEPS / 2][2];
+            auto load_queries = [&](int m0) {
+                bool ready = true;
 #pragma unroll
-                    for (int s = 0; s < STEPS; s += 2) {
-                        q[s / 2][0] = q[s / 2][1] = make_uint4(0, 0, 0, 0);
-                        if (there0) q[s / 2][0] = poll_load16(q0 + s * 8), ready &= !unset(q[s / 2][0]);
-                        if (there1) q[s / 2][1] = poll_load16(q1 + s * 8), ready &= !unset(q[s / 2][1]);
+                for (int h = 0; h < 2; ++h) {
+                    const int i = m0 + g + 8 * h;  // (row, query head of the group), row-major
+                    const char* from = p + i / GROUP * ROW_BYTES + ((kv * GROUP + i % GROUP) * HD + c * (HD / 4)) * 2;
+#pragma unroll
+                    for (int s = 0; s < STEPS / 2; ++s) {
+                        q[s][h] = make_uint4(0, 0, 0, 0);
+                        if (i < rows * GROUP) q[s][h] = poll_load16(from + s * 16);
+                        ready &= !unset(q[s][h]);
                     }
-                    return ready;
+                }
+                return ready;
+            };
+            if (settled) {
+                load_keys();
+                if (HD <= 64) load_values();
+                until([&] { return load_queries(0); });
+            } else {
+                until([&] {
+                    const bool k_ready = load_keys(), v_ready = HD > 64 || load_values();
+                    return load_queries(0) && k_ready && v_ready;
                 });
+            }
+            for (int m0 = 0; m0 < rows * GROUP; m0 += 16) {
+                const int i0 = m0 + g, i1 = i0 + 8;
+                float score[4][4] = {};
+                if (m0) until([&] { return load_queries(m0); });
 #pragma unroll
                 for (int s = 0; s < STEPS; s += 2) {
                     const uint4 x = q[s / 2][0], y = q[s / 2][1];
@@ -673,15 +699,20 @@ struct Block {
         const int r = thread() >> 4, d = (thread() & 15) * EACH, i = m0 + r;
         const float* scratch = (const float*)(smem + SMEM_X) + r * PITCH;
         float top = -1e30f, total = 0, o[EACH] = {};
+        float2 ml[WARPS];
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) top = fmaxf(top, scratch[w * 16 * PITCH + HD]);
+        for (int w = 0; w < WARPS; ++w) ml[w] = *(const float2*)(scratch + w * 16 * PITCH + HD);
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) top = fmaxf(top, ml[w].x);
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) {
-            const float* x = scratch + w * 16 * PITCH;
-            const float share = exp2_fast(x[HD] - top);
-            total += share * x[HD + 1];
+            const float share = exp2_fast(ml[w].x - top);
+            total += share * ml[w].y;
 #pragma unroll
-            for (int e = 0; e < EACH; ++e) o[e] += share * x[d + e];
+            for (int e = 0; e < EACH; e += 2) {
+                const float2 x = *(const float2*)(scratch + w * 16 * PITCH + d + e);
+                o[e] += share * x.x, o[e + 1] += share * x.y;
+            }
         }
         if (i >= rows * GROUP) return;
         const float scale = total > 0 ? 1.f / total : 0.f;
