@@ -62,6 +62,13 @@ def test_the_servers_own_count_a_chunk_comes_first() -> None:
     assert (found.counted_by, found.n_first, found.tpot_s) == ("server", 5, 1.0)
 
 
+def test_chunks_of_the_first_read_belong_to_the_first_token_since_no_time_lies_between_them() -> None:
+    """A proxy that joins the first three chunks must not make decoding look faster: 3 tokens in 3 s, not 5 in 3 s."""
+    said = answer("a ", "b ", "c ", "d ", "e ", "f ", at=[1, 1, 1, 2, 3, 4], tokens=6)
+    assert figures(said, QUESTION).tpot_s == 1.0
+    assert figures(said, QUESTION, Words()).n_first == 3
+
+
 def test_reasoning_ends_ttft_and_only_output_ends_ttfo() -> None:
     chunks = [TokenChunk(0.2, reasoning="hm "), TokenChunk(0.4, reasoning="ok "), TokenChunk(0.9, content="yes ")]
     found = figures(Answer(chunks, Usage(1, 3, 4, reasoning_tokens=2), "stop"), QUESTION)

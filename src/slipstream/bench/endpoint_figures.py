@@ -29,7 +29,7 @@ class Figures:
     """One answer's figures; times in seconds, rates in tok/s, None where they cannot be known.
 
     tokens: N. local_tokens: of the whole text, by the tokenizer. counts: tokens of each chunk, known as counted_by
-    says. n_first: tokens of the first chunk; without counts, an estimate that shares N out by length of text.
+    says. n_first: tokens that came with the first stamp; without counts, an estimate by length of text.
     peak_tokens_per_s: the best second, never the mean. problem: why the server's counts, and so any rate, cannot be
     believed. An answer that came at once has no TPOT.
     """
@@ -72,7 +72,7 @@ def figures(answer: Answer, question: Question, tokenizer: Tokenizer | None = No
         return replace(base, problem=problem)
 
     counts, counted_by = count_tokens(chunks, tokens, local)
-    n_first = counts[0] if counts else first_by_length(chunks, tokens)
+    n_first = first_tokens(chunks, counts, tokens)
     stamps = [at_s for at_s, count in zip(times, counts, strict=True) for _ in range(count)] if counts else None
     base = replace(
         base,
@@ -97,7 +97,7 @@ def contradiction(answer: Answer, question: Question, local_tokens: int | None) 
     if usage is None or usage.completion_tokens is None:
         return "the server sent no usage"
     tokens, prompt = usage.completion_tokens, usage.prompt_tokens
-    reads = len({chunk.at_s for chunk in chunks})
+    reads = len({chunk.at_s for chunk in chunks if chunk.tokens != 0})  # 0: the rest of a token sent before
     reasoned = any(chunk.reasoning for chunk in chunks)
     hidden = 1 + 4 * reasoned  # a stop token, and the tags around reasoning, are counted but not shown
     checks = (
@@ -138,19 +138,25 @@ def count_tokens(
 ) -> tuple[Sequence[int] | None, CountedBy]:
     """Tokens of each chunk, and how they are known. Up to one of `tokens`, the stop token, may be in no chunk."""
     own = [chunk.tokens for chunk in chunks if chunk.tokens is not None]
-    if len(own) == len(chunks) and own[0] > 0 and sum(own) in (tokens, tokens - 1):
+    if len(own) == len(chunks) and first_tokens(chunks, own, tokens) > 0 and sum(own) in (tokens, tokens - 1):
         return own, "server"
-    if local is not None and local[0] > 0:
+    if local is not None and first_tokens(chunks, local, tokens) > 0:
         return local, "tokenizer"
     if len(chunks) in (tokens, tokens - 1):
         return [1] * len(chunks), "one a chunk"
     return None, "estimate"
 
 
-def first_by_length(chunks: Sequence[TokenChunk], tokens: int) -> int:
-    """Tokens of the first chunk if all were equally long."""
+def first_tokens(chunks: Sequence[TokenChunk], counts: Sequence[int] | None, tokens: int) -> int:
+    """Tokens of the first chunk and of those that came in the same read, since no time lies between them.
+
+    Without counts, an estimate: as if all tokens were equally long.
+    """
+    first = sum(chunk.at_s == chunks[0].at_s for chunk in chunks)
+    if counts:
+        return sum(counts[:first])
     lengths = [len(chunk.content + chunk.reasoning + chunk.tool) for chunk in chunks]
-    return max(1, round(tokens * lengths[0] / sum(lengths)))
+    return max(1, round(tokens * sum(lengths[:first]) / sum(lengths)))
 
 
 def local_counts(chunks: Sequence[TokenChunk], tokenizer: Tokenizer) -> list[int]:

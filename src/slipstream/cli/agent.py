@@ -1,4 +1,4 @@
-"""`slipstream bench agent`: what decode speed does to a recorded chain of calls."""
+"""`slipstream bench agent`: what decode speed does to a recorded chain of calls, and an agent to record one."""
 
 from __future__ import annotations
 
@@ -20,19 +20,67 @@ from slipstream.cli.replay import replay_options, report
 @click.option(
     "--tool", "tool_s", type=float, default=0.0, show_default=True, help="Without TRACE: seconds a tool runs."
 )
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Run an agent, write its TRACE here.")
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="With --record: the server it calls.")
+@click.option("--model", default=None, help="With --record: the model; default the server's first.")
+@click.option("--key", default=None, envvar="SLIPSTREAM_BENCH_KEY", help="With --record: API key.")
+@click.option("--turns", type=click.IntRange(min=1), default=12, show_default=True, help="With --record: most calls.")
 @replay_options
-def command(trace: Path | None, calls: int, output: int, new_tokens: int, tool_s: float, **options: Any) -> None:
+def command(
+    trace: Path | None,
+    calls: int,
+    output: int,
+    new_tokens: int,
+    tool_s: float,
+    record: Path | None,
+    url: str,
+    model: str | None,
+    key: str | None,
+    turns: int,
+    **options: Any,
+) -> None:
     """Replay an agent's trace at several decode speeds, by arithmetic.
 
     TRACE is JSON Lines, one turn a line: prompt_tokens, cached_tokens, output_tokens, tool_s. Without it, a chain of
-    equal calls stands in; the default one takes 8 minutes at 100 tok/s.
+    equal calls stands in; the default one takes 8 minutes at 100 tok/s. With --record, a small agent that reads, edits
+    and tests code in a scratch directory runs against a server first, and its own trace is replayed.
 
     \b
     Examples:
       slipstream bench agent
       slipstream bench agent agent.jsonl --tier 60 --tier 400@2 --tier 1500@6 --prefill 20000
       slipstream bench agent --calls 30 --output 500 --input 2000 --tool 4
+      slipstream bench agent --record agent.jsonl --url http://127.0.0.1:8000
     """
     from slipstream.bench.trace import read_trace, workflow
 
+    if record is not None:
+        if trace is not None:
+            raise click.UsageError("give a TRACE to replay or --record to make one, not both")
+        trace = _record(record, url, model, key, turns)
     report(read_trace(trace) if trace else workflow(calls, output, new_tokens, tool_s), **options)
+
+
+def _record(path: Path, url: str, model: str | None, key: str | None, turns: int) -> Path:
+    """Run the agent against `url`, and return where its trace is. An earlier trace there is replaced."""
+    from tempfile import TemporaryDirectory
+
+    from slipstream.bench.agent_loop import http_create, run_agent
+    from slipstream.bench.endpoint import HttpEndpoint
+    from slipstream.bench.recorder import Recorder
+
+    endpoint = HttpEndpoint(url, model, key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with TemporaryDirectory() as scratch, Recorder(http_create(endpoint.url, key), path) as create:
+        work = run_agent(
+            create,
+            Path(scratch),
+            model=endpoint.model or "",
+            turns=turns,
+            progress=lambda line: click.secho(line, dim=True, err=True),
+        )
+    tools = ", ".join(f"{count} {name}" for name, count in work.tools.items())
+    passed = "the tests pass" if work.passed else "the tests still fail"
+    click.secho(f"{work.calls} calls in {work.wall_s:.1f} s ({tools}); {passed}", dim=True, err=True)
+    return path
