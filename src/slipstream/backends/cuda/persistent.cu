@@ -61,7 +61,7 @@ constexpr int SLOT_BYTES = max_of(max_of(piece(HIDDEN), piece(ATT)), piece(INNER
 constexpr int X_BYTES = max_of(X_ROWS * pitch(max_of(max_of(HIDDEN, ATT), CHUNK)), WARPS * 16 * (HD + 4) * 4);
 constexpr int RED_FLOATS = WARPS * NT * 128;
 constexpr int SS_FLOATS = X_ROWS * (HIDDEN / 8), H_FLOATS = OWNED * X_ROWS * 16;
-constexpr int REDS = 4;  // tiles whose partial sums may wait to be summed
+constexpr int REDS = 4 / NT;  // tiles whose partial sums may wait to be summed
 constexpr int FIXED = X_BYTES + (REDS * RED_FLOATS + H_FLOATS + SS_FLOATS + ROWS) * 4;
 constexpr int SLOTS = (SMEM - FIXED) / (SLOT_BYTES + 16);  // of the ring: all the shared memory that is left
 constexpr int SMEM_X = SLOTS * SLOT_BYTES, SMEM_RED = SMEM_X + X_BYTES, SMEM_H = SMEM_RED + REDS * RED_FLOATS * 4;
@@ -130,9 +130,13 @@ __device__ __forceinline__ void publish2(void* p, u16 v) {
 __device__ __forceinline__ void publish4(void* p, u32 v) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-__device__ __forceinline__ bool unset(uint4 v) {  // some 16-bit half is the sentinel
-    return (__vcmpeq2(v.x, ~0u) | __vcmpeq2(v.y, ~0u) | __vcmpeq2(v.z, ~0u) | __vcmpeq2(v.w, ~0u)) != 0;
-}
+// Whether any 16-bit half seen so far is the sentinel, kept as the halves' running maximum.
+struct Seen {
+    u32 most = 0;
+    __device__ __forceinline__ void add(u32 v) { asm("max.u16x2 %0, %0, %1;" : "+r"(most) : "r"(v)); }
+    __device__ __forceinline__ void add(uint4 v) { add(v.x), add(v.y), add(v.z), add(v.w); }
+    __device__ __forceinline__ bool all() const { return (most & 0xFFFF) != 0xFFFF && most < 0xFFFF0000u; }
+};
 
 // Asks for a batch of values until all have come. One that never does is a bug or a lost block: fail loudly.
 template <class Load>
@@ -221,27 +225,33 @@ struct Block {
     __device__ __forceinline__ void load_normed(const float* norm, Source source) {
         constexpr int CHUNKS = HIDDEN / 8, BATCH = 3;
         float* squares = (float*)(smem + SMEM_SS);
-        for (int i0 = thread(); i0 < rows * CHUNKS; i0 += BATCH * THREADS) {
+        const int total = rows * CHUNKS;
+#pragma unroll 1
+        for (int first = 0; first < total; first += BATCH * THREADS) {
+            const int i0 = first + thread();
             float4 n0[BATCH], n1[BATCH];
             uint4 v[BATCH];
 #pragma unroll
             for (int j = 0; j < BATCH; ++j) {
+                if (first + j * THREADS >= total) continue;  // the same for all threads: skips the code
                 const int k = (i0 + j * THREADS) % CHUNKS * 8;
                 n0[j] = __ldg((const float4*)(norm + k)), n1[j] = __ldg((const float4*)(norm + k + 4));
             }
             until([&] {
-                bool ready = true;
+                Seen seen;
 #pragma unroll
                 for (int j = 0; j < BATCH; ++j) {
+                    if (first + j * THREADS >= total) continue;
                     const int i = i0 + j * THREADS;
-                    if (i < rows * CHUNKS) v[j] = poll_load16(source(i / CHUNKS, i % CHUNKS * 8)), ready &= !unset(v[j]);
+                    if (i < total) v[j] = poll_load16(source(i / CHUNKS, i % CHUNKS * 8)), seen.add(v[j]);
                 }
-                return ready;
+                return seen.all();
             });
 #pragma unroll
             for (int j = 0; j < BATCH; ++j) {
+                if (first + j * THREADS >= total) continue;
                 const int i = i0 + j * THREADS, row = i / CHUNKS, k = i % CHUNKS * 8;
-                if (i >= rows * CHUNKS) continue;
+                if (i >= total) continue;
                 const float h[8] = {low(v[j].x), high(v[j].x), low(v[j].y), high(v[j].y),
                                     low(v[j].z), high(v[j].z), low(v[j].w), high(v[j].w)};
                 float s = 0;
@@ -272,76 +282,93 @@ struct Block {
         }
     }
     __device__ __forceinline__ void load_inner(const char* p, int k0) {
-        constexpr int CHUNKS = CHUNK / 8, BATCH = 6;
-        auto source = [&](int i) { return p + i / CHUNKS * ROW_BYTES + AT_INNER + (k0 + i % CHUNKS * 8) * 2; };
-        for (int i0 = thread(); i0 < rows * CHUNKS; i0 += BATCH * THREADS) {
+        constexpr int CHUNKS = CHUNK / 8, BATCH = 3;
+        const int total = rows * CHUNKS;
+#pragma unroll 1
+        for (int first = 0; first < total; first += BATCH * THREADS) {
+            const int i0 = first + thread();
             uint4 v[BATCH];
             until([&] {
-                bool ready = true;
+                Seen seen;
 #pragma unroll
-                for (int j = 0; j < BATCH; ++j)
-                    if (i0 + j * THREADS < rows * CHUNKS)
-                        v[j] = poll_load16(source(i0 + j * THREADS)), ready &= !unset(v[j]);
-                return ready;
+                for (int j = 0; j < BATCH; ++j) {
+                    if (first + j * THREADS >= total) continue;
+                    const int i = i0 + j * THREADS;
+                    if (i >= total) continue;
+                    v[j] = poll_load16(p + i / CHUNKS * ROW_BYTES + AT_INNER + (k0 + i % CHUNKS * 8) * 2);
+                    seen.add(v[j]);
+                }
+                return seen.all();
             });
 #pragma unroll
             for (int j = 0; j < BATCH; ++j) {
+                if (first + j * THREADS >= total) continue;
                 const int i = i0 + j * THREADS;
-                if (i >= rows * CHUNKS) continue;
-                *(uint4*)(smem + SMEM_X + i / CHUNKS * pitch(CHUNK) + i % CHUNKS * 16) = v[j];
+                if (i < total) *(uint4*)(smem + SMEM_X + i / CHUNKS * pitch(CHUNK) + i % CHUNKS * 16) = v[j];
             }
         }
     }
     // Attention's parts merged in order of position, weighted by their share of the softmax sum.
     __device__ __forceinline__ void load_merged(const char* p, int first, int last) {
         constexpr int CHUNKS = ATT / 8, BATCH = 3, PARTS = 3;
-        for (int i0 = thread(); i0 < rows * CHUNKS; i0 += BATCH * THREADS) {
-            float top[BATCH], total[BATCH], acc[BATCH][8];
+        const int total = rows * CHUNKS;
+#pragma unroll 1
+        for (int begin = 0; begin < total; begin += BATCH * THREADS) {
+            const int i0 = begin + thread();
+            float top[BATCH], sum[BATCH], acc[BATCH][8];
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {
-                top[b] = -1e30f, total[b] = 0;
+                top[b] = -1e30f, sum[b] = 0;
 #pragma unroll
                 for (int e = 0; e < 8; ++e) acc[b][e] = 0;
             }
+#pragma unroll 1
             for (int s0 = first; s0 < last; s0 += PARTS) {
                 uint4 v[BATCH][PARTS];
                 u32 l[BATCH][PARTS];
                 until([&] {
+                    Seen seen;
                     bool ready = true;
 #pragma unroll
-                    for (int b = 0; b < BATCH; ++b)
+                    for (int b = 0; b < BATCH; ++b) {
+                        if (begin + b * THREADS >= total) continue;
+                        const int i = i0 + b * THREADS, k = i % CHUNKS * 8;
+                        const char* part = p + AT_PARTS + (s0 * ROWS + i / CHUNKS) * PART_BYTES;
 #pragma unroll
-                        for (int j = 0; j < PARTS; ++j) {
-                            const int i = i0 + b * THREADS, k = i % CHUNKS * 8, at = (s0 + j) * ROWS + i / CHUNKS;
-                            if (i >= rows * CHUNKS || s0 + j >= last) continue;
-                            const char* part = p + AT_PARTS + (u64)at * PART_BYTES;
+                        for (int j = 0; j < PARTS; ++j, part += ROWS * PART_BYTES) {
+                            if (i >= total || s0 + j >= last) continue;
                             v[b][j] = poll_load16(part + k * 2);
                             l[b][j] = poll_load4(part + ATT * 2 + k / HD * 4);
-                            ready &= !unset(v[b][j]) && l[b][j] != 0xFFFFFFFFu;
+                            seen.add(v[b][j]);
+                            ready &= l[b][j] != ~0u;
                         }
-                    return ready;
+                    }
+                    return ready && seen.all();
                 });
 #pragma unroll
-                for (int b = 0; b < BATCH; ++b)
+                for (int b = 0; b < BATCH; ++b) {
+                    if (begin + b * THREADS >= total) continue;
 #pragma unroll
                     for (int j = 0; j < PARTS; ++j) {
-                        if (i0 + b * THREADS >= rows * CHUNKS || s0 + j >= last) continue;
+                        if (s0 + j >= last) continue;
                         const uint4 x = v[b][j];
                         const float m = __uint_as_float(l[b][j]), next = fmaxf(top[b], m);
                         const float fade = exp2_fast(top[b] - next), share = exp2_fast(m - next);
                         const float o[8] = {low(x.x), high(x.x), low(x.y), high(x.y),
                                             low(x.z), high(x.z), low(x.w), high(x.w)};
-                        total[b] = total[b] * fade + share;
+                        sum[b] = sum[b] * fade + share;
 #pragma unroll
                         for (int e = 0; e < 8; ++e) acc[b][e] = acc[b][e] * fade + share * o[e];
                         top[b] = next;
                     }
+                }
             }
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {
+                if (begin + b * THREADS >= total) continue;
                 const int i = i0 + b * THREADS;
-                if (i >= rows * CHUNKS) continue;
-                const float r = 1.f / total[b];
+                if (i >= total) continue;
+                const float r = 1.f / sum[b];
                 *(uint4*)(smem + SMEM_X + i / CHUNKS * pitch(ATT) + i % CHUNKS * 16) =
                     make_uint4(pack(acc[b][0] * r, acc[b][1] * r), pack(acc[b][2] * r, acc[b][3] * r),
                                pack(acc[b][4] * r, acc[b][5] * r), pack(acc[b][6] * r, acc[b][7] * r));
@@ -374,7 +401,7 @@ struct Block {
     // The row tile of the block's i-th tile that this warp sums and emits, or none: it takes turns, so that the other
     // warps go on with the next tile meanwhile.
     __device__ __forceinline__ int turn(int i) {
-        const int n = ((thread() >> 5) + WARPS - i % 4 * NT) % WARPS;
+        const int n = ((thread() >> 5) + WARPS - i % REDS * NT) % WARPS;
         return n < NT ? n : -1;
     }
     // After `put`: the emitting warps wait for the others, which only report.
@@ -401,7 +428,7 @@ struct Block {
             if (i && i % REDS == 0) block_sync();  // partial sums of earlier tiles have been read
             const int next = i + 1 < count ? __ldg(tasks + i + 1) : 0;
             float acc[2][NT][4] = {};
-#pragma unroll 2
+#pragma unroll 1
             for (int k = 0; k < K; k += piece(K))
                 stream.multiply<piece(K) / 16>(acc, smem, smem + SMEM_X + k * 2, pitch(K));
             put(acc);
@@ -421,9 +448,15 @@ struct Block {
                                         int count) {
         const int lane = thread() & 31, g = lane >> 2, c = lane & 3;
         float cos0 = 1, sin0 = 0, cos1 = 1, sin1 = 0;
+        uint2 old_a = {}, old_b = {};
         auto prepare = [&](int tile, int n) {
             const float* at = w.cos_sin + (u64)(start + n * 8 + 2 * c) * HD + tile % (HD / 16) * 8 + g;
             cos0 = __ldg(at), sin0 = __ldg(at + HD / 2), cos1 = __ldg(at + HD), sin1 = __ldg(at + HD + HD / 2);
+            // The cached values that share a reader's word of four positions with this pass's first.
+            const int dim = (tile / (HD / 16) - HEADS - KV_HEADS) * HD + tile % (HD / 16) * 8 + g;
+            if (dim < 0 || n || c || (start & 3) == 0) return;
+            const u16* v = a.values + (u64)(l * KV_HEADS * HD + dim) * a.positions + (start & ~3);
+            old_a = *(const uint2*)v, old_b = *(const uint2*)(v + HD / 2 * a.positions);
         };
         auto load = [&] {
             if (l)
@@ -447,30 +480,41 @@ struct Block {
                 t = a1 * cos1 - b1 * sin1;
                 b1 = b1 * cos1 + a1 * sin1, a1 = t;
             }
-            const u32 v0 = pack(a0, b0), v1 = pack(a1, b1);
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const int row = r0 + r;
-                const u16 va = (u16)(r ? v1 : v0), vb = (u16)((r ? v1 : v0) >> 16);
-                if (row >= rows) break;
-                if (head < HEADS + KV_HEADS) {
-                    char* at = const_cast<char*>(p) + row * ROW_BYTES + (head * HD + j) * 2;
-                    publish2(at, va), publish2(at + HD, vb);
-                    if (head >= HEADS) {
-                        u16* k = a.keys + ((u64)(l * KV_HEADS + head - HEADS) * a.positions + start + row) * HD + j;
-                        k[0] = va, k[HD / 2] = vb;
-                    }
-                } else {
-                    const int dim = (head - HEADS - KV_HEADS) * HD + j;
-                    char* at = const_cast<char*>(p) + AT_V + (dim * V_SLOTS + (start & 3) + row) * 2;
-                    publish2(at, va), publish2(at + HD / 2 * V_SLOTS * 2, vb);
-                    u16* v = a.values + (u64)(l * KV_HEADS * HD + dim) * a.positions + start + row;
-                    v[0] = va, v[HD / 2 * a.positions] = vb;
-                    for (int e = 1; row == 0 && e <= (start & 3); ++e) {  // the old ones of the same four
-                        publish2(at - e * 2, *(v - e));
-                        publish2(at - e * 2 + HD / 2 * V_SLOTS * 2, *(v - e + HD / 2 * a.positions));
-                    }
+            u32 v0 = pack(a0, b0), v1 = pack(a1, b1);
+            if (head < HEADS + KV_HEADS) {
+                // Even features take row r0 and odd ones r0 + 1, each with its neighbour's value, so words are whole.
+                const bool odd = g & 1;
+                const u32 mine = odd ? v1 : v0, other = __shfl_xor_sync(~0u, odd ? v0 : v1, 4);
+                const u32 first = odd ? other : mine, second = odd ? mine : other;
+                const u32 lows = __byte_perm(first, second, 0x5410), highs = __byte_perm(first, second, 0x7632);
+                const int row = r0 + odd, even_j = j - odd;
+                if (row >= rows) return;
+                char* at = const_cast<char*>(p) + row * ROW_BYTES + (head * HD + even_j) * 2;
+                publish4(at, lows), publish4(at + HD, highs);
+                if (head >= HEADS) {
+                    u16* k = a.keys + ((u64)(l * KV_HEADS + head - HEADS) * a.positions + start + row) * HD + even_j;
+                    *(u32*)k = lows, *(u32*)(k + HD / 2) = highs;
                 }
+                return;
+            }
+            const int dim = (head - HEADS - KV_HEADS) * HD + j;
+#pragma unroll
+            for (int r = 0; r < 2; ++r, v0 = v1) {
+                const int row = r0 + r;
+                const u16 va = (u16)v0, vb = (u16)(v0 >> 16);
+                if (row >= rows) return;
+                char* at = const_cast<char*>(p) + AT_V + (dim * V_SLOTS + (start & 3) + row) * 2;
+                u16* v = a.values + (u64)(l * KV_HEADS * HD + dim) * a.positions + start + row;
+                publish2(at, va), publish2(at + HD / 2 * V_SLOTS * 2, vb);
+#pragma unroll
+                for (int e = 0; e < 3; ++e)
+                    if (row == 0 && e < (start & 3)) {
+                        char* to = at + (e - (start & 3)) * 2;
+                        const u32 wa = e < 2 ? old_a.x : old_a.y, wb = e < 2 ? old_b.x : old_b.y;
+                        publish2(to, (u16)(wa >> (e & 1) * 16));
+                        publish2(to + HD / 2 * V_SLOTS * 2, (u16)(wb >> (e & 1) * 16));
+                    }
+                v[0] = va, v[HD / 2 * a.positions] = vb;
             }
         };
         product<HIDDEN>(tasks, count, true, prepare, load, emit);
@@ -518,7 +562,7 @@ struct Block {
 #pragma unroll
             for (int i = 0; i < OWNED; ++i)
                 if (i < count)
-#pragma unroll 4
+#pragma unroll 1
                     for (int k = 0; k < CHUNK; k += piece(INNER))
                         stream.multiply<piece(INNER) / 16>(acc[i], smem, smem + SMEM_X + k * 2, pitch(CHUNK));
         }
@@ -564,7 +608,7 @@ struct Block {
             const bool settled = base + 32 <= start;
             u32 k[4][STEPS][2], v[2][TILES][2];
             auto load_keys = [&] {
-                bool ready = true;
+                Seen seen;
 #pragma unroll
                 for (int t = 0; t < 4; ++t) {
                     const int at = position(t, g);
@@ -574,14 +618,14 @@ struct Block {
                     for (int s = 0; s < STEPS; s += 2) {
                         uint4 x = make_uint4(0, 0, 0, 0);
                         if (at < end) x = poll_load16(from + c * (HD / 2) + s * 8);
-                        ready &= !unset(x);
+                        seen.add(x);
                         k[t][s][0] = x.x, k[t][s][1] = x.y, k[t][s + 1][0] = x.z, k[t][s + 1][1] = x.w;
                     }
                 }
-                return settled || ready;
+                return seen.all();
             };
             auto load_values = [&] {
-                bool ready = true;
+                Seen seen;
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
                     const int at = base + 16 * j + 4 * c, there = end - at;  // of four positions, a row of V^T
@@ -594,15 +638,15 @@ struct Block {
                     for (int n = 0; n < TILES; ++n) {
                         uint2 x = make_uint2(0, 0);
                         if (there > 0) x = poll_load8(from + n * step);
-                        ready &= ((__vcmpeq2(x.x, ~0u) & m0) | (__vcmpeq2(x.y, ~0u) & m1)) == 0;
                         v[j][n][0] = x.x & m0, v[j][n][1] = x.y & m1;
+                        seen.add(v[j][n][0]), seen.add(v[j][n][1]);
                     }
                 }
-                return settled || ready;
+                return seen.all();
             };
             uint4 q[STEPS / 2][2];
             auto load_queries = [&](int m0) {
-                bool ready = true;
+                Seen seen;
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
                     const int i = m0 + g + 8 * h;  // (row, query head of the group), row-major
@@ -611,10 +655,10 @@ struct Block {
                     for (int s = 0; s < STEPS / 2; ++s) {
                         q[s][h] = make_uint4(0, 0, 0, 0);
                         if (i < rows * GROUP) q[s][h] = poll_load16(from + s * 16);
-                        ready &= !unset(q[s][h]);
+                        seen.add(q[s][h]);
                     }
                 }
-                return ready;
+                return seen.all();
             };
             if (settled) {
                 load_keys();
@@ -641,30 +685,37 @@ struct Block {
                 }
                 if (HD > 64 && m0 == 0) until(load_values);
                 const int p0 = start + i0 / GROUP, p1 = start + i1 / GROUP;
+                if (!settled || base <= end - 1 - window)  // some row does not see all of these positions
+#pragma unroll
+                    for (int t = 0; t < 4; ++t)
+#pragma unroll
+                        for (int e = 0; e < 2; ++e) {
+                            const int at = position(t, 2 * c + e);
+                            if (at > p0 || at <= p0 - window) score[t][e] = -1e30f;
+                            if (at > p1 || at <= p1 - window) score[t][2 + e] = -1e30f;
+                        }
                 float top0 = -1e30f, top1 = -1e30f, sum0 = 0, sum1 = 0;
 #pragma unroll
-                for (int t = 0; t < 4; ++t)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e) {
-                        const int at = position(t, 2 * c + e);
-                        float &x = score[t][e], &y = score[t][2 + e];
-                        x = at <= p0 && at > p0 - window ? x * (SCALE * 1.4426950408889634f) : -1e30f;
-                        y = at <= p1 && at > p1 - window ? y * (SCALE * 1.4426950408889634f) : -1e30f;
-                        top0 = fmaxf(top0, x), top1 = fmaxf(top1, y);
-                    }
+                for (int t = 0; t < 4; ++t) {
+                    top0 = fmaxf(top0, fmaxf(score[t][0], score[t][1]));
+                    top1 = fmaxf(top1, fmaxf(score[t][2], score[t][3]));
+                }
 #pragma unroll
                 for (int d = 1; d < 4; d <<= 1) {
                     top0 = fmaxf(top0, __shfl_xor_sync(~0u, top0, d));
                     top1 = fmaxf(top1, __shfl_xor_sync(~0u, top1, d));
                 }
+                constexpr float LOG2 = SCALE * 1.4426950408889634f;
+                const float less0 = top0 > -1e29f ? top0 * LOG2 : 0, less1 = top1 > -1e29f ? top1 * LOG2 : 0;
 #pragma unroll
                 for (int t = 0; t < 4; ++t)
 #pragma unroll
                     for (int e = 0; e < 2; ++e) {
                         float &x = score[t][e], &y = score[t][2 + e];
-                        x = x > -1e29f ? exp2_fast(x - top0) : 0, y = y > -1e29f ? exp2_fast(y - top1) : 0;
+                        x = exp2_fast(x * LOG2 - less0), y = exp2_fast(y * LOG2 - less1);
                         sum0 += x, sum1 += y;
                     }
+                top0 = top0 > -1e29f ? less0 : -1e30f, top1 = top1 > -1e29f ? less1 : -1e30f;
 #pragma unroll
                 for (int d = 1; d < 4; d <<= 1) {
                     sum0 += __shfl_xor_sync(~0u, sum0, d);
