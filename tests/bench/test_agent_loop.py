@@ -71,6 +71,20 @@ def test_an_agent_that_gets_nowhere_stops_at_its_limits(tmp_path: Path) -> None:
     work = run_agent(lambda **_: calls(("read", {"path": "basket.py"})), tmp_path, model="m", turns=4)
     assert (work.passed, work.calls) == (False, 4)
     assert run_agent(lambda **_: calls(), tmp_path, model="m", deadline_s=0).calls == 0
+    assert run_agent(lambda **_: calls(("read", {})), tmp_path, model="m", most_prompt_tokens=100).calls == 1
+
+
+def test_guidance_names_each_turns_tool_and_freedom_none(tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def create(**body: Any) -> Any:
+        asked.append(body["tool_choice"])
+        return calls(("read", {"path": "basket.py"}))
+
+    run_agent(create, tmp_path, model="m", turns=4)
+    assert [choice["function"]["name"] for choice in asked] == ["read", "edit", "run_tests", "read"]
+    run_agent(create, tmp_path, model="m", turns=1, guided=False)
+    assert asked[-1] == "auto"
 
 
 @pytest.mark.parametrize(

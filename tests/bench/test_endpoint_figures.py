@@ -114,6 +114,17 @@ def test_no_rate_without_counts_that_can_be_believed(said: Answer, reason: str) 
     assert figures(GOOD, QUESTION, Words()).problem is None
 
 
+def test_the_tokenizer_stands_in_for_usage_only_when_asked_and_says_so() -> None:
+    silent = replace(GOOD, usage=None)
+    assert figures(silent, QUESTION, Words()).tpot_s is None
+    assert figures(silent, QUESTION, None, count_locally=True).tpot_s is None
+    found = figures(silent, QUESTION, Words(), count_locally=True)
+    assert (found.tokens, found.tpot_s, found.counted_here) == (3, 1.0, True)
+    assert not figures(GOOD, QUESTION, Words(), count_locally=True).counted_here
+    cut = figures(replace(silent, finish_reason="length"), replace(QUESTION, max_tokens=4), Words(), count_locally=True)
+    assert cut.tokens == 4
+
+
 def test_a_forced_length_that_was_not_reached_gives_no_rate() -> None:
     forced = replace(QUESTION, stops="forced")
     found = figures(GOOD, forced)

@@ -27,7 +27,7 @@ from typing import Any
 
 from slipstream.bench.stream_clock import EndpointError, exchange
 
-SHOWN_CHARS = 2000
+SHOWN_CHARS = 1000
 TEST_S = 20
 MEMORY_BYTES = 1 << 30
 FILE_BYTES = 1 << 20
@@ -75,13 +75,15 @@ TASK = (
 
 
 def _tool(name: str, description: str, **parameters: str) -> dict[str, Any]:
-    properties = {key: {"type": "string", "description": text} for key, text in parameters.items()}
+    properties: dict[str, Any] = {key: {"type": "string", "description": text} for key, text in parameters.items()}
+    if "path" in properties:
+        properties["path"]["enum"] = list(FILES)
     schema = {"type": "object", "properties": properties, "required": list(parameters), "additionalProperties": False}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
 TOOLS = [
-    _tool("read", "Read a file.", path="File name, such as basket.py"),
+    _tool("read", "Read a file.", path="File name"),
     _tool("edit", "Replace a passage of a file.", path="File name", old="Text to replace, exactly", new="New text"),
     _tool("run_tests", "Run all tests and show what failed."),
 ]
@@ -200,13 +202,17 @@ def run_agent(
     model: str,
     turns: int = 12,
     max_tokens: int = 256,
+    most_prompt_tokens: int = 6000,
     deadline_s: float = 300.0,
-    tool_choice: str = "required",
+    guided: bool = True,
     temperature: float = 0.7,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Work:
-    """Work on the task in the empty directory `root`, for at most `turns` calls and about `deadline_s` seconds.
+    """Work on the task in the empty directory `root`.
 
+    At most `turns` calls, and none after `deadline_s` seconds or a prompt of `most_prompt_tokens`.
+
+    guided: name the tool of each turn (read, edit, run the tests, again), as a small model needs. Otherwise it chooses.
     Seeds are the turn's number: a small model at temperature 0 would repeat itself for ever. Where an answer calls no
     tool, the tests are run and shown.
     """
@@ -215,18 +221,26 @@ def run_agent(
         {"role": "system", "content": "You are a programmer who works with tools."},
         {"role": "user", "content": TASK},
     ]
-    calls = 0
-    while calls < turns and not workspace.passed and time.monotonic() - started < deadline_s:
+    names, calls, prompt_tokens = [tool["function"]["name"] for tool in TOOLS], 0, 0
+    while (
+        calls < turns
+        and not workspace.passed
+        and prompt_tokens < most_prompt_tokens
+        and time.monotonic() - started < deadline_s
+    ):
+        named = {"type": "function", "function": {"name": names[calls % len(names)]}}
         answer = create(
             model=model,
             messages=messages,
             tools=TOOLS,
-            tool_choice=tool_choice,
+            tool_choice=named if guided else "auto",
+            parallel_tool_calls=False,
             max_tokens=max_tokens,
             temperature=temperature,
             seed=calls,
         )
         calls += 1
+        prompt_tokens = answer.usage.prompt_tokens
         message = answer.choices[0].message
         asked = getattr(message, "tool_calls", None) or []
         made = [

@@ -118,13 +118,14 @@ class Endpoint(Protocol):
     """Whatever answers questions in chunks.
 
     name: for tables. server: what may share a cache with others of the same. tier: the one asked for. tokenizer: the
-    model's, where there is one to check counts with.
+    model's, where there is one to check counts with. count_locally: with it, where the server sends no usage.
     """
 
     name: str
     server: str
     tier: str | None
     tokenizer: Tokenizer | None
+    count_locally: bool
 
     def ask(self, question: Question) -> Answer:
         """Raises EndpointError where no whole answer comes."""
@@ -148,6 +149,7 @@ class HttpEndpoint:
     timeout_s: float = 120.0
     name: str = ""
     tokenizer: Tokenizer | None = field(default=None, repr=False)
+    count_locally: bool = False
 
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")

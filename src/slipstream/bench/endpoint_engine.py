@@ -27,6 +27,7 @@ class EngineEndpoint:
     name: str
     tier: str | None = None
     tokenizer: Tokenizer | None = None
+    count_locally: bool = False
 
     def __post_init__(self) -> None:
         self.server = f"engine {id(self.llm)}"
@@ -41,8 +42,9 @@ class EngineEndpoint:
             ignore_eos=question.stops == "forced",
         )
         sent_ns, stamped = now_ns(), []
-        for chunk in self.llm.stream_chat(list(question.messages), params):
-            stamped.append((now_ns(), chunk))
+        with self.llm.session() as session:  # its own, so that no answer reuses the prefix of the one before
+            for chunk in session.stream_chat(list(question.messages), params):
+                stamped.append((now_ns(), chunk))
         done = stamped[-1][1].completion
         if done is None:
             raise EndpointError(f"{self.name} ended without its completion")

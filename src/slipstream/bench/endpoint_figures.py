@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Literal
 
-from slipstream.bench.endpoint import Answer, Question, TokenChunk, Tokenizer
+from slipstream.bench.endpoint import Answer, Question, TokenChunk, Tokenizer, Usage
 
 CountedBy = Literal["server", "tokenizer", "one a chunk", "estimate"]
 
@@ -28,10 +28,10 @@ CountedBy = Literal["server", "tokenizer", "one a chunk", "estimate"]
 class Figures:
     """One answer's figures; times in seconds, rates in tok/s, None where they cannot be known.
 
-    tokens: N. local_tokens: of the whole text, by the tokenizer. counts: tokens of each chunk, known as counted_by
-    says. n_first: tokens that came with the first stamp; without counts, an estimate by length of text.
-    peak_tokens_per_s: the best second, never the mean. problem: why the server's counts, and so any rate, cannot be
-    believed. An answer that came at once has no TPOT.
+    tokens: N. local_tokens: of the whole text, by the tokenizer. counted_here: N is no usage but the tokenizer's.
+    counts: tokens of each chunk, known as counted_by says. n_first: tokens that came with the first stamp; without
+    counts, an estimate by length of text. peak_tokens_per_s: the best second, never the mean. problem: why the server's
+    counts, and so any rate, cannot be believed. An answer that came at once has no TPOT.
     """
 
     ttft_s: float | None
@@ -41,6 +41,7 @@ class Figures:
     token_gaps_s: tuple[float, ...] | None = None
     tokens: int | None = None
     local_tokens: int | None = None
+    counted_here: bool = False
     counts: tuple[int, ...] | None = None
     n_first: int | None = None
     counted_by: CountedBy | None = None
@@ -51,14 +52,27 @@ class Figures:
     problem: str | None = None
 
 
-def figures(answer: Answer, question: Question, tokenizer: Tokenizer | None = None) -> Figures:
-    """The figures of `answer` to `question`."""
+def figures(
+    answer: Answer, question: Question, tokenizer: Tokenizer | None = None, count_locally: bool = False
+) -> Figures:
+    """The figures of `answer` to `question`.
+
+    count_locally: where the server sends no usage, let the tokenizer count N (or max_tokens, where the answer was cut
+    there). It is an exception to the rule, for the caller to ask for and to show.
+    """
     chunks = answer.chunks
     times = [chunk.at_s for chunk in chunks]
     output = next((chunk.at_s for chunk in chunks if chunk.content or chunk.tool), None)
     gaps = tuple(after - before for before, after in pairwise(times))
     local = local_counts(chunks, tokenizer) if tokenizer and not any(chunk.tool for chunk in chunks) else None
-    tokens = answer.usage.completion_tokens if answer.usage else None
+    usage = answer.usage or Usage()
+    counted_here = usage.completion_tokens is None and count_locally and local is not None
+    if counted_here and local is not None:
+        usage = replace(
+            usage, completion_tokens=question.max_tokens if answer.finish_reason == "length" else sum(local)
+        )
+        answer = replace(answer, usage=usage)
+    tokens = usage.completion_tokens
     base = Figures(
         ttft_s=times[0] if times else None,
         ttfo_s=output,
@@ -66,6 +80,7 @@ def figures(answer: Answer, question: Question, tokenizer: Tokenizer | None = No
         chunk_gaps_s=gaps,
         tokens=tokens,
         local_tokens=sum(local) if local is not None else None,
+        counted_here=counted_here,
     )
     problem = contradiction(answer, question, base.local_tokens)
     if problem or tokens is None:

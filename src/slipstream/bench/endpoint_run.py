@@ -135,4 +135,4 @@ def ask(endpoint: Endpoint, question: Question) -> Sample:
         answer = endpoint.ask(question)
     except EndpointError as error:
         return replace(sample, error=str(error))
-    return replace(sample, answer=answer, figures=figures(answer, question, endpoint.tokenizer))
+    return replace(sample, answer=answer, figures=figures(answer, question, endpoint.tokenizer, endpoint.count_locally))

@@ -172,13 +172,15 @@ def _summary(
         prompt_tokens=_total(samples, "prompt_tokens"),
         cached_tokens=_total(samples, "cached_tokens"),
         cached_tokens_warmup=_total(warmup, "cached_tokens"),
-        output_tokens=_total(samples, "completion_tokens"),
+        output_tokens=tokens if figures and all(f.tokens is not None for f in figures) else None,
         local_tokens=sum(f.local_tokens or 0 for f in figures) if any(f.local_tokens for f in figures) else None,
         reasoning_tokens=_total(samples, "reasoning_tokens"),
         tiers=dict(tiers),
         usd=_bill(done, price),
     )
     summary.notes.extend(_notes(summary))
+    if any(f.counted_here for f in figures):
+        summary.notes.append("the server sends no usage: N is the tokenizer's count, or the length that was forced")
     return summary
 
 
@@ -218,7 +220,7 @@ def _total(samples: Sequence[Sample], name: str) -> int | None:
 
 def _bill(done: Sequence[tuple[Any, Figures]], price: Price | None) -> float | None:
     sent = [answer.usd for answer, _ in done if answer.usd is not None]
-    if sent:
+    if any(sent):
         return float(sum(sent))
     usages = [answer.usage for answer, _ in done if answer.usage]
     if price is None or not usages or any(None in (u.prompt_tokens, u.completion_tokens) for u in usages):

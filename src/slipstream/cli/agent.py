@@ -25,6 +25,7 @@ from slipstream.cli.replay import replay_options, report
 @click.option("--model", default=None, help="With --record: the model; default the server's first.")
 @click.option("--key", default=None, envvar="SLIPSTREAM_BENCH_KEY", help="With --record: API key.")
 @click.option("--turns", type=click.IntRange(min=1), default=12, show_default=True, help="With --record: most calls.")
+@click.option("--free", is_flag=True, help="With --record: let the model choose its tools; a small one needs guidance.")
 @replay_options
 def command(
     trace: Path | None,
@@ -37,6 +38,7 @@ def command(
     model: str | None,
     key: str | None,
     turns: int,
+    free: bool,
     **options: Any,
 ) -> None:
     """Replay an agent's trace at several decode speeds, by arithmetic.
@@ -57,11 +59,11 @@ def command(
     if record is not None:
         if trace is not None:
             raise click.UsageError("give a TRACE to replay or --record to make one, not both")
-        trace = _record(record, url, model, key, turns)
+        trace = _record(record, url, model, key, turns, guided=not free)
     report(read_trace(trace) if trace else workflow(calls, output, new_tokens, tool_s), **options)
 
 
-def _record(path: Path, url: str, model: str | None, key: str | None, turns: int) -> Path:
+def _record(path: Path, url: str, model: str | None, key: str | None, turns: int, guided: bool) -> Path:
     """Run the agent against `url`, and return where its trace is. An earlier trace there is replaced."""
     from tempfile import TemporaryDirectory
 
@@ -78,6 +80,7 @@ def _record(path: Path, url: str, model: str | None, key: str | None, turns: int
             Path(scratch),
             model=endpoint.model or "",
             turns=turns,
+            guided=guided,
             progress=lambda line: click.secho(line, dim=True, err=True),
         )
     tools = ", ".join(f"{count} {name}" for name, count in work.tools.items())

@@ -31,6 +31,9 @@ EACH = "; once for all, or once for each --url"
 @click.option("--name", "names", multiple=True, help="Name in tables, once for each --url.")
 @click.option("--tokenizer", "tokenizers", multiple=True, help=f"Model or tokenizer.json that checks counts{EACH}.")
 @click.option(
+    "--count-locally", is_flag=True, help="Let --tokenizer count where a server sends no usage; noted as such."
+)
+@click.option(
     "--prompt-set",
     "question_set",
     type=click.Choice(["mixed", "chat", "code", "copy"]),
@@ -68,6 +71,7 @@ def command(
     tiers: tuple[str, ...],
     names: tuple[str, ...],
     tokenizers: tuple[str, ...],
+    count_locally: bool,
     stops: str,
     body: str,
     price: tuple[float, float, float] | None,
@@ -107,7 +111,7 @@ def command(
     asked = Plan(stops=("natural", "forced") if stops == "both" else (stops,), **plan)  # type: ignore[arg-type]
     more = _json_object(body)
     endpoints = [
-        _open(url, name, model, key, tier, tokenizer, more, timeout)
+        _open(url, name, model, key, tier, tokenizer, count_locally, more, timeout)
         for url, name, model, key, tier, tokenizer in zip(urls, named, *columns, strict=True)
     ]
     with _writer(out) as write, _bar(asked, len(endpoints)) as advance:
@@ -157,6 +161,7 @@ def _open(
     key: str | None,
     tier: str | None,
     tokenizer: str | None,
+    count_locally: bool,
     body: dict[str, Any],
     timeout_s: float,
 ) -> Endpoint:
@@ -168,7 +173,7 @@ def _open(
         engine.name = name or engine.name
         return engine
     checks = _tokenizer(tokenizer) if tokenizer else None
-    return HttpEndpoint(url, model, key, tier, body, timeout_s, name, checks)
+    return HttpEndpoint(url, model, key, tier, body, timeout_s, name, checks, count_locally)
 
 
 def _tokenizer(name: str) -> Tokenizer:
