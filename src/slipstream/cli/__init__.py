@@ -18,6 +18,9 @@ from slipstream.errors import SlipstreamError
 COMMANDS = {
     "run": ("slipstream.cli.run", "Answer one prompt."),
     "chat": ("slipstream.cli.chat", "Chat in the terminal; the KV cache stays between turns."),
+    "serve": ("slipstream.cli.serve", "Serve OpenAI's and Anthropic's APIs."),
+    "top": ("slipstream.cli.top", "Watch a server's streams live."),
+    "tiers": ("slipstream.cli.tiers", "What a request costs and waits in each speed tier."),
     "models": ("slipstream.cli.models", "List the models that load by name, and where their weights are."),
     "plan": ("slipstream.cli.plan", "The floor of a model on a machine, from its config alone."),
     "bench": ("slipstream.cli.bench", "Measure this machine against its memory floor."),

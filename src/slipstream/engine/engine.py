@@ -49,7 +49,7 @@ class LLM(Generates):
         started = time.perf_counter()
         self.cost = RoundCost()
         self.lock = threading.Lock()
-        self._memory = Memory()
+        self.memory = Memory()
         self._options = self._check_options(drafter, drafts, prefill_chunk)
         self._idle: Session | None = None
         if isinstance(model, str | os.PathLike):
@@ -111,7 +111,7 @@ class LLM(Generates):
             mine[2] if prefill_chunk is None else prefill_chunk,
         )
         if isinstance(drafter, str):
-            drafter = make_drafter(drafter, cost=self.cost, memory=self._memory)
+            drafter = make_drafter(drafter, cost=self.cost, memory=self.memory)
         return Session(self, drafter, drafts, prefill_chunk)
 
     def stream(

@@ -69,7 +69,9 @@ class Tokenizer:
         self.eos_token_ids = tuple(eos_token_ids)
         self.chat_template = chat_template
         self._special_texts = dict(special_texts or {})
-        self._added = {i: token.content for i, token in core.get_added_tokens_decoder().items()}
+        added = core.get_added_tokens_decoder()
+        self._added = {i: token.content for i, token in added.items()}
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._bytes: dict[int, bytes] = {}
         self._lock = threading.Lock()  # the core's switch for special tokens is shared
         self.vocab_size = core.get_vocab_size()

@@ -1,0 +1,310 @@
+"""One request of any API as it passes through the server: asked, queued, streamed as steps, counted, priced.
+
+The APIs make an `Ask` and read an `Answer`, an asynchronous stream of `Step`s; they know nothing of the scheduler, and
+this file nothing of their JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from slipstream.engine.engine import LLM
+from slipstream.engine.request import Chunk, Completion, SamplingParams, TokenLogprob
+from slipstream.engine.sampling import LogitMask
+from slipstream.engine.session import Request
+from slipstream.errors import RequestError
+from slipstream.serve.auth import Client
+from slipstream.serve.config import Config
+from slipstream.serve.errors import invalid
+from slipstream.serve.grammar import Grammar, GrammarCompiler, check_schema, json_rule
+from slipstream.serve.metrics import Metrics
+from slipstream.serve.output import Content, Delta, OutputParser, Style, detect_style, merged
+from slipstream.serve.prompts import Tool, chat_prompt, tool_grammar
+from slipstream.serve.scheduler import Ended, Job, Scheduler
+from slipstream.serve.sessions import SessionPool
+from slipstream.serve.tiers import Served, choose_tier, cost_usd
+
+SEED_LIMIT = 2**64
+
+
+@dataclass
+class Ask:
+    """What a client wants. prompt: text or tokens to continue, instead of messages.
+
+    tool_choice: auto, none, required, or a function's name. schema: of a JSON answer; {} is any object.
+    """
+
+    params: SamplingParams
+    messages: Sequence[Mapping[str, Any]] = ()
+    prompt: str | Sequence[int] | None = None
+    choices: int = 1
+    tools: Sequence[Tool] = ()
+    tool_choice: str = "auto"
+    parallel_calls: bool = True
+    schema: Mapping[str, Any] | None = None
+    schema_param: str = "response_format"
+    template: Mapping[str, Any] = field(default_factory=dict)
+    tier: str | None = None
+    tier_fallback: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a choice ended. stop_sequence: the stop string that did it, if one did."""
+
+    reason: Literal["stop", "length", "tool_calls"]
+    stop_sequence: str | None
+    completion: Completion
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one round adds to choice `index`: whole deltas, and the tokens they and held-back text took."""
+
+    index: int
+    deltas: list[Delta]
+    tokens: int
+    drafted: int
+    accepted: int
+    logprobs: list[TokenLogprob]
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Exact counts over all choices; the prompt counts once."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    cost_usd: float
+    rounds: int
+    drafted: int
+    accepted: int
+    tokens_per_s: float
+    ttft_s: float
+    queue_s: float
+
+
+class Answer:
+    """The stream of a request. Iterate once; `cancel` frees the machine, whenever it is called."""
+
+    def __init__(
+        self,
+        service: Service,
+        served: Served,
+        requests: list[Request],
+        parsers: list[OutputParser],
+        grammars: list[Grammar | None],
+        client: Client,
+    ) -> None:
+        self.served, self._service, self._client = served, service, client
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[tuple[int, Chunk | Ended]] = asyncio.Queue()
+        self._parsers = parsers
+        self._reasoning = 0
+        self.jobs: list[Job] = []
+        for i, (request, grammar) in enumerate(zip(requests, grammars, strict=True)):
+            self.jobs.append(
+                Job(
+                    served, request, self._teller(i), grammar, client.name,
+                    after=self.jobs[0] if i else None, deadline_s=service.config.limits.request_s,
+                )
+            )  # fmt: skip
+
+    def _teller(self, index: int) -> Any:
+        loop, put = self._loop, self._queue.put_nowait
+
+        def tell(item: Chunk | Ended) -> None:
+            with suppress(RuntimeError):  # the loop is closed, so nobody listens
+                loop.call_soon_threadsafe(put, (index, item))
+
+        return tell
+
+    def cancel(self) -> None:
+        for job in self.jobs:
+            if not job.ended:
+                self._service.scheduler.cancel(job)
+
+    async def steps(self) -> AsyncIterator[Step]:
+        """Raises ApiError where a choice fails. Leaving the loop early cancels."""
+        left = len(self.jobs)
+        try:
+            while left:
+                index, item = await self._queue.get()
+                if isinstance(item, Ended):
+                    left -= 1
+                    if item.error:
+                        raise item.error
+                else:
+                    yield self._step(index, item)
+        finally:
+            self.cancel()
+            self._bill()
+
+    def _step(self, index: int, chunk: Chunk) -> Step:
+        parser = self._parsers[index]
+        deltas: list[Delta] = []
+        logprobs = [piece.logprob for piece in chunk.pieces if piece.logprob is not None]
+        for piece in chunk.pieces:
+            self._reasoning += parser.reasoning
+            deltas += parser.push(piece.text)
+        outcome = None
+        if chunk.completion:
+            deltas += parser.finish()
+            outcome = self._outcome(parser, chunk.completion)
+        return Step(index, merged(deltas), len(chunk.pieces), chunk.drafted, chunk.accepted, logprobs, outcome)
+
+    def _outcome(self, parser: OutputParser, completion: Completion) -> Outcome:
+        llm = self._service.llm
+        if parser.calls and completion.finish_reason == "stop":
+            return Outcome("tool_calls", None, completion)
+        stops = self.jobs[0].request.params.stop
+        stop = None
+        if completion.finish_reason == "stop" and stops:
+            rest = llm.tokenizer.decode(completion.token_ids)[len(completion.text) :]
+            stop = next((s for s in sorted(stops, key=len, reverse=True) if rest.startswith(s)), None)
+        return Outcome(completion.finish_reason, stop, completion)
+
+    def usage(self) -> Usage:
+        """True at any time, for what was produced so far."""
+        jobs, first = self.jobs, self.jobs[0]
+        prompt, tokens = len(first.request.tokens), sum(job.tokens for job in jobs)
+        return Usage(
+            prompt_tokens=prompt,
+            cached_tokens=first.cached_tokens,
+            completion_tokens=tokens,
+            reasoning_tokens=min(self._reasoning, tokens),
+            cost_usd=cost_usd(self._service.config, self.served.tier, prompt, first.cached_tokens, tokens),
+            rounds=sum(job.rounds for job in jobs),
+            drafted=sum(job.drafted for job in jobs),
+            accepted=sum(job.accepted for job in jobs),
+            tokens_per_s=round(first.tokens_per_s, 2),
+            ttft_s=round(first.ttft_s, 6),
+            queue_s=round(first.queue_s, 6),
+        )
+
+    def _bill(self) -> None:
+        usage = self.usage()
+        self._client.spend_tokens(usage.prompt_tokens + usage.completion_tokens)
+        self._service.metrics.cost_usd.labels(self.served.name).inc(usage.cost_usd)
+
+
+class Service:
+    """The engine with everything that serves it; one a process."""
+
+    def __init__(self, llm: LLM, config: Config, pool: SessionPool, scheduler: Scheduler, metrics: Metrics) -> None:
+        self.llm, self.config, self.pool, self.scheduler, self.metrics = llm, config, pool, scheduler, metrics
+        self.style: Style = detect_style(llm.tokenizer.chat_template)
+        self.model = config.model_name or llm.checkpoint.name
+        self.started = int(time.time())
+        self._compiler: GrammarCompiler | None = None
+
+    async def start(self, ask: Ask, client: Client) -> Answer:
+        """Check, render, queue. Raises ApiError where the request cannot be served."""
+        served = choose_tier(self.config, ask.tier, client, ask.tier_fallback)
+        requests, thinking, grammars = await asyncio.to_thread(self._prepare, ask)
+        tools = {tool.name: tool.parameters for tool in ask.tools} if ask.tools and ask.tool_choice != "none" else None
+        most = None if ask.parallel_calls else 1
+        style = self.style if ask.prompt is None else Style()
+        parsers = [OutputParser(style, tools, thinking=thinking, most_calls=most) for _ in requests]
+        answer = Answer(self, served, requests, parsers, grammars, client)
+        client.admit()
+        self.scheduler.submit(answer.jobs)
+        return answer
+
+    def tokens(self, ask: Ask) -> tuple[list[int], str]:
+        """The prompt of `ask`: tokens and, where it has one, text."""
+        try:
+            if ask.prompt is None:
+                tools = ask.tools if ask.tool_choice != "none" else ()
+                return chat_prompt(self.llm, ask.messages, tools, self._variables(ask.template))
+            if isinstance(ask.prompt, str):
+                return self.llm.tokenizer.encode(ask.prompt, bos=True), ask.prompt
+            return list(ask.prompt), ""
+        except RequestError as error:
+            raise invalid(str(error), "messages") from error
+
+    def _variables(self, template: Mapping[str, Any]) -> dict[str, Any]:
+        effort = template.get("reasoning_effort")
+        variables = dict(template)
+        if effort is not None and "enable_thinking" not in variables:
+            variables["enable_thinking"] = effort not in ("none", "minimal")
+        return variables
+
+    def _prepare(self, ask: Ask) -> tuple[list[Request], bool, list[Grammar | None]]:
+        tokens, text = self.tokens(ask)
+        if not tokens:
+            raise invalid("the prompt is empty; give some text to answer", "prompt")
+        if len(tokens) >= self.llm.context:
+            raise invalid(
+                f"the prompt has {len(tokens)} tokens and the context {self.llm.context}, an answer included; "
+                "shorten the prompt",
+                "messages" if ask.prompt is None else "prompt", "context_length_exceeded",
+            )  # fmt: skip
+        thinking = self.style.think is not None and ask.prompt is None and text.rstrip().endswith(self.style.think[0])
+        grammar = self._grammar(ask, thinking)
+        requests, grammars = [], []
+        for i in range(ask.choices):
+            mask: LogitMask | None = None
+            own = None
+            if grammar is not None:
+                own = grammar if i == 0 else grammar.fresh()
+                mask = own
+            seed = ask.params.seed
+            params = ask.params if seed is None else replace(ask.params, seed=(seed + i) % SEED_LIMIT)
+            try:
+                requests.append(Request.check(self.llm, tokens, params, mask))
+                if params.logit_bias and max(params.logit_bias) >= self.llm.spec.vocab:
+                    raise invalid(
+                        f"logit_bias names a token outside the vocabulary of {self.llm.spec.vocab}", "logit_bias"
+                    )
+            except RequestError as error:
+                raise invalid(str(error)) from error
+            grammars.append(own)
+        return requests, thinking, grammars
+
+    def _grammar(self, ask: Ask, thinking: bool) -> Grammar | None:
+        """What the answer must keep to: tool calls that are demanded, strict tools, or a JSON schema."""
+        limits, source, param = self.config.limits, None, ask.schema_param
+        format = self.style.tools or "hermes"
+        after = self.style.think[1] if thinking and self.style.think else ""
+        for i, tool in enumerate(ask.tools):
+            check_schema(tool.parameters, limits.schema_depth, limits.schema_bytes, f"tools[{i}].function.parameters")
+        if ask.tools and ask.tool_choice not in ("auto", "none"):
+            chosen = [tool for tool in ask.tools if ask.tool_choice in ("required", tool.name)]
+            several = ask.parallel_calls and ask.tool_choice == "required"
+            source, param = tool_grammar(format, chosen, several, json_rule), "tools"
+        elif ask.schema is not None:
+            check_schema(ask.schema, limits.schema_depth, limits.schema_bytes, param)
+            source = "start: " + json_rule(ask.schema or {"type": "object"})
+            if format == "harmony":
+                after = "<|channel|>final<|message|>"
+        if source is None:
+            return None
+        if self._compiler is None:
+            self._compiler = GrammarCompiler(self.llm)
+        return self._compiler.lark(source, param, after)
+
+
+async def collect(answer: Answer) -> list[tuple[list[Delta], list[TokenLogprob], Outcome]]:
+    """All choices whole: (merged deltas, log-probabilities, outcome) of each."""
+    deltas: list[list[Delta]] = [[] for _ in answer.jobs]
+    logprobs: list[list[TokenLogprob]] = [[] for _ in answer.jobs]
+    outcomes: dict[int, Outcome] = {}
+    async for step in answer.steps():
+        deltas[step.index] += step.deltas
+        logprobs[step.index] += step.logprobs
+        if step.outcome:
+            outcomes[step.index] = step.outcome
+    return [(merged(deltas[i]), logprobs[i], outcomes[i]) for i in range(len(deltas))]
+
+
+def content_of(deltas: Sequence[Delta]) -> str:
+    return "".join(delta.text for delta in deltas if isinstance(delta, Content))

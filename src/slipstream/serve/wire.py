@@ -1,0 +1,72 @@
+"""Bytes on the wire: server-sent events, and clients that leave before the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+
+CLIENT_LEFT = 499
+"""Status in the log of a request whose client left; no client sees it."""
+
+dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+quote = json.encoder.encode_basestring
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {dumps(data)}\n\n".encode()
+
+
+class EventStream(Response):
+    """Sends `events` as they come. `left` is called when the client goes away, and whenever this is over."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], left: Callable[[], None]) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._left = events, left
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        watcher = asyncio.create_task(self._watch(receive))
+        try:
+            async with aclosing(self._events) as events:  # type: ignore[type-var]
+                async for block in events:
+                    await send({"type": "http.response.body", "body": block, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._left()
+            watcher.cancel()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._left()
+
+
+async def while_connected(request: Request, work: Awaitable[T]) -> T | None:
+    """The result of `work`; None where the client left first, and `work` was cancelled."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for one in (task, watcher):
+            one.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
