@@ -84,8 +84,9 @@ class Backend(Protocol):
 class NativeSampler(Protocol):
     """A backend that also samples, by the rule of `engine.sampling`, faster than numpy."""
 
-    def sample(self, logits: FloatArray, temperature: float, top_k: int, top_p: float, min_p: float, seed: int,
-               position: int) -> int:
+    def sample(
+        self, logits: FloatArray, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int
+    ) -> int:
         """The token of one row (vocab,), penalties and bias already applied."""
         ...
 
@@ -102,8 +103,20 @@ class Round(NamedTuple):
 class DeviceRounds(Protocol):
     """A backend whose rounds run without the host: it drafts, verifies, samples, accepts and stops on the device."""
 
-    def rounds(self, cache: KVCache, tokens: IntArray, *, temperature: float, top_k: int, top_p: float, min_p: float,
-               seed: int, drafts: int, limit: int, stop_token_ids: tuple[int, ...]) -> Iterator[Round]:
+    def rounds(
+        self,
+        cache: KVCache,
+        tokens: IntArray,
+        *,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        seed: int,
+        drafts: int,
+        limit: int,
+        stop_token_ids: tuple[int, ...],
+    ) -> Iterator[Round]:
         """Decode on from `tokens`, the whole text so far, its last token the anchor and the rest in the cache.
 
         Ends after `limit` tokens or the first stop token, which is yielded too. Closing the iterator cancels within
