@@ -590,14 +590,17 @@ struct Block {
         product<HIDDEN>(tasks, count, true, [](int, int) {}, [&] { load_stream(from, a.final_norm); }, emit);
     }
 
-    // ---- attention: a task is SPLIT positions of one KV head, a warp's share 32 of them in registers
+    // ---- attention: a task is SPLIT positions of one KV head and 16 (row, query head) pairs on it; a warp's share is
+    // 32 positions, in registers
 
     __device__ __forceinline__ void attention(int l, const char* p, int window, int first, int last) {
         const int warp = thread() >> 5, lane = thread() & 31, g = lane >> 2, c = lane & 3;
         constexpr int STEPS = HD / 16, TILES = HD / 8, PITCH = HD + 4;
-        const int tasks = KV_HEADS * (last - first), end = start + rows;
+        const int parts = KV_HEADS * (last - first), end = start + rows;
+        const int tasks = parts * ((rows * GROUP + 15) / 16);
         for (int task = GRID - 1 - blockIdx.x; task < tasks; task += GRID) {
-            const int kv = task % KV_HEADS, split = first + task / KV_HEADS, base = split * SPLIT + warp * 32;
+            const int kv = task % KV_HEADS, split = first + task % parts / KV_HEADS, base = split * SPLIT + warp * 32;
+            const int m0 = task / parts * 16;
             const u16* keys = a.keys + (u64)(l * KV_HEADS + kv) * a.positions * HD;
             const u16* values = a.values + (u64)(l * KV_HEADS + kv) * HD * a.positions;
             block_sync();  // the scratch is where the stage before this one had its input
@@ -663,84 +666,81 @@ struct Block {
             if (settled) {
                 load_keys();
                 if (HD <= 64) load_values();
-                until([&] { return load_queries(0); });
+                until([&] { return load_queries(m0); });
             } else {
                 until([&] {
                     const bool k_ready = load_keys(), v_ready = HD > 64 || load_values();
-                    return load_queries(0) && k_ready && v_ready;
+                    return load_queries(m0) && k_ready && v_ready;
                 });
             }
-            for (int m0 = 0; m0 < rows * GROUP; m0 += 16) {
-                const int i0 = m0 + g, i1 = i0 + 8;
-                float score[4][4] = {};
-                if (m0) until([&] { return load_queries(m0); });
+            const int i0 = m0 + g, i1 = i0 + 8;
+            float score[4][4] = {};
 #pragma unroll
-                for (int s = 0; s < STEPS; s += 2) {
-                    const uint4 x = q[s / 2][0], y = q[s / 2][1];
-#pragma unroll
-                    for (int t = 0; t < 4; ++t) {
-                        mma(score[t], x.x, y.x, x.y, y.y, k[t][s][0], k[t][s][1]);
-                        mma(score[t], x.z, y.z, x.w, y.w, k[t][s + 1][0], k[t][s + 1][1]);
-                    }
-                }
-                if (HD > 64 && m0 == 0) until(load_values);
-                const int p0 = start + i0 / GROUP, p1 = start + i1 / GROUP;
-                if (!settled || base <= end - 1 - window)  // some row does not see all of these positions
-#pragma unroll
-                    for (int t = 0; t < 4; ++t)
-#pragma unroll
-                        for (int e = 0; e < 2; ++e) {
-                            const int at = position(t, 2 * c + e);
-                            if (at > p0 || at <= p0 - window) score[t][e] = -1e30f;
-                            if (at > p1 || at <= p1 - window) score[t][2 + e] = -1e30f;
-                        }
-                float top0 = -1e30f, top1 = -1e30f, sum0 = 0, sum1 = 0;
+            for (int s = 0; s < STEPS; s += 2) {
+                const uint4 x = q[s / 2][0], y = q[s / 2][1];
 #pragma unroll
                 for (int t = 0; t < 4; ++t) {
-                    top0 = fmaxf(top0, fmaxf(score[t][0], score[t][1]));
-                    top1 = fmaxf(top1, fmaxf(score[t][2], score[t][3]));
+                    mma(score[t], x.x, y.x, x.y, y.y, k[t][s][0], k[t][s][1]);
+                    mma(score[t], x.z, y.z, x.w, y.w, k[t][s + 1][0], k[t][s + 1][1]);
                 }
-#pragma unroll
-                for (int d = 1; d < 4; d <<= 1) {
-                    top0 = fmaxf(top0, __shfl_xor_sync(~0u, top0, d));
-                    top1 = fmaxf(top1, __shfl_xor_sync(~0u, top1, d));
-                }
-                constexpr float LOG2 = SCALE * 1.4426950408889634f;
-                const float less0 = top0 > -1e29f ? top0 * LOG2 : 0, less1 = top1 > -1e29f ? top1 * LOG2 : 0;
+            }
+            if (HD > 64) until([&] { return load_values() || settled; });
+            const int p0 = start + i0 / GROUP, p1 = start + i1 / GROUP;
+            if (!settled || base <= end - 1 - window)  // some row does not see all of these positions
 #pragma unroll
                 for (int t = 0; t < 4; ++t)
 #pragma unroll
                     for (int e = 0; e < 2; ++e) {
-                        float &x = score[t][e], &y = score[t][2 + e];
-                        x = exp2_fast(x * LOG2 - less0), y = exp2_fast(y * LOG2 - less1);
-                        sum0 += x, sum1 += y;
+                        const int at = position(t, 2 * c + e);
+                        if (at > p0 || at <= p0 - window) score[t][e] = -1e30f;
+                        if (at > p1 || at <= p1 - window) score[t][2 + e] = -1e30f;
                     }
-                top0 = top0 > -1e29f ? less0 : -1e30f, top1 = top1 > -1e29f ? less1 : -1e30f;
+            float top0 = -1e30f, top1 = -1e30f, sum0 = 0, sum1 = 0;
 #pragma unroll
-                for (int d = 1; d < 4; d <<= 1) {
-                    sum0 += __shfl_xor_sync(~0u, sum0, d);
-                    sum1 += __shfl_xor_sync(~0u, sum1, d);
-                }
-                float* scratch = (float*)(smem + SMEM_X) + (warp * 16 + g) * PITCH;
-#pragma unroll
-                for (int n = 0; n < TILES; ++n) {
-                    float o[4] = {};
-#pragma unroll
-                    for (int j = 0; j < 2; ++j)
-                        mma(o, pack(score[2 * j][0], score[2 * j][1]), pack(score[2 * j][2], score[2 * j][3]),
-                            pack(score[2 * j + 1][0], score[2 * j + 1][1]),
-                            pack(score[2 * j + 1][2], score[2 * j + 1][3]), v[j][n][0], v[j][n][1]);
-                    *(float2*)(scratch + n * 8 + 2 * c) = make_float2(o[0], o[1]);
-                    *(float2*)(scratch + 8 * PITCH + n * 8 + 2 * c) = make_float2(o[2], o[3]);
-                }
-                if (c == 0) {
-                    *(float2*)(scratch + HD) = make_float2(top0, sum0);
-                    *(float2*)(scratch + 8 * PITCH + HD) = make_float2(top1, sum1);
-                }
-                block_sync();
-                join(p, kv, split, m0);
-                block_sync();
+            for (int t = 0; t < 4; ++t) {
+                top0 = fmaxf(top0, fmaxf(score[t][0], score[t][1]));
+                top1 = fmaxf(top1, fmaxf(score[t][2], score[t][3]));
             }
+#pragma unroll
+            for (int d = 1; d < 4; d <<= 1) {
+                top0 = fmaxf(top0, __shfl_xor_sync(~0u, top0, d));
+                top1 = fmaxf(top1, __shfl_xor_sync(~0u, top1, d));
+            }
+            constexpr float LOG2 = SCALE * 1.4426950408889634f;
+            const float less0 = top0 > -1e29f ? top0 * LOG2 : 0, less1 = top1 > -1e29f ? top1 * LOG2 : 0;
+#pragma unroll
+            for (int t = 0; t < 4; ++t)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    float &x = score[t][e], &y = score[t][2 + e];
+                    x = exp2_fast(x * LOG2 - less0), y = exp2_fast(y * LOG2 - less1);
+                    sum0 += x, sum1 += y;
+                }
+            top0 = top0 > -1e29f ? less0 : -1e30f, top1 = top1 > -1e29f ? less1 : -1e30f;
+#pragma unroll
+            for (int d = 1; d < 4; d <<= 1) {
+                sum0 += __shfl_xor_sync(~0u, sum0, d);
+                sum1 += __shfl_xor_sync(~0u, sum1, d);
+            }
+            float* scratch = (float*)(smem + SMEM_X) + (warp * 16 + g) * PITCH;
+#pragma unroll
+            for (int n = 0; n < TILES; ++n) {
+                float o[4] = {};
+#pragma unroll
+                for (int j = 0; j < 2; ++j)
+                    mma(o, pack(score[2 * j][0], score[2 * j][1]), pack(score[2 * j][2], score[2 * j][3]),
+                        pack(score[2 * j + 1][0], score[2 * j + 1][1]),
+                        pack(score[2 * j + 1][2], score[2 * j + 1][3]), v[j][n][0], v[j][n][1]);
+                *(float2*)(scratch + n * 8 + 2 * c) = make_float2(o[0], o[1]);
+                *(float2*)(scratch + 8 * PITCH + n * 8 + 2 * c) = make_float2(o[2], o[3]);
+            }
+            if (c == 0) {
+                *(float2*)(scratch + HD) = make_float2(top0, sum0);
+                *(float2*)(scratch + 8 * PITCH + HD) = make_float2(top1, sum1);
+            }
+            block_sync();
+            join(p, kv, split, m0);
+            block_sync();
         }
     }
 
