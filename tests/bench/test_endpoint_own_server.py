@@ -20,7 +20,7 @@ from slipstream.bench.recorder import Recorder
 from slipstream.bench.stream_clock import EndpointError
 from slipstream.bench.trace import read_trace
 
-pytest.importorskip("fastapi")
+pytest.importorskip("slipstream.serve.run")
 
 from slipstream.serve.config import Config
 from slipstream.serve.run import make_server
