@@ -23,7 +23,7 @@ def documents() -> dict[Path, str]:
     """Every document that is generated, or holds generated tables, with the text that it should have."""
     texts = {
         path: render(path.read_text(encoding="utf-8"), RESULTS)
-        for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+        for path in [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted(ROOT.glob("docs/*.md"))]
     }
     return texts | {ROOT / "docs" / "cli.md": cli_page()}
 

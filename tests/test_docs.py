@@ -11,7 +11,7 @@ import pytest
 from slipstream.cli import main
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 
 
 def blocks(language: str) -> list:
@@ -61,7 +61,12 @@ def test_shell_examples_name_real_commands_and_options(args, monkeypatch):
     def parsed(*args, **options):
         raise Parsed
 
-    for target in ("slipstream.LLM", "slipstream.bench.decode.LLM", "slipstream.bench.verify.verify"):
+    for target in (
+        "slipstream.LLM",
+        "slipstream.bench.decode.LLM",
+        "slipstream.bench.endpoint.HttpEndpoint",
+        "slipstream.bench.verify.verify",
+    ):
         monkeypatch.setattr(target, parsed)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Hello")))
     with pytest.raises((Parsed, SystemExit)) as stop:

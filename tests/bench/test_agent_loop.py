@@ -162,3 +162,10 @@ def test_recording_and_replaying_at_once_is_refused(tmp_path: Path) -> None:
     shown = CliRunner().invoke(command, [str(tmp_path / "a"), "--record", str(tmp_path / "b")])
     assert shown.exit_code == 2
     assert "not both" in shown.output
+
+
+def test_the_committed_trace_replays_and_shows_that_its_history_was_reused() -> None:
+    turns = read_trace(Path(__file__).parents[2] / "benchmarks" / "traces" / "smollm2_agent.jsonl")
+    assert replay(turns, Speed(1000)).total_s < replay(turns, Speed(100)).total_s
+    assert all(turn.cached_tokens > 0.5 * turn.prompt_tokens for turn in turns[1:])
+    assert sum(turn.tool_s > 0.05 for turn in turns) >= 3

@@ -92,3 +92,14 @@ def test_figures_have_three_digits_and_a_unit(value, unit, text):
 
 def test_line_says_the_same_in_a_terminal():
     assert "llama.cpp 100 tok/s   2.00x" in line(ROW)
+
+
+def test_the_topic_all_shows_every_file_under_its_name(tmp_path):
+    page = "<!-- results: all -->\nold\n<!-- /results -->"
+    assert "Not measured yet." in render(page, tmp_path)
+    for topic in ("b_topic", "a_topic"):
+        write(tmp_path, topic, [ROW])
+    shown = render(page, tmp_path)
+    assert shown.index("### a_topic") < shown.index("### b_topic")
+    assert shown.count("cpu-chat") == 2
+    assert "old" not in shown

@@ -13,6 +13,8 @@ A document shows a topic between two markers, and `render` fills in what stands 
 
     <!-- results: cpu_decode -->
     <!-- /results -->
+
+The topic `all` stands for every file, each under its own heading.
 """
 
 from __future__ import annotations
@@ -105,10 +107,16 @@ def read(path: Path) -> Results:
 def render(document: str, folder: Path) -> str:
     """`document` with every marked table filled in from the results in `folder`."""
 
+    def body(topic: str) -> str:
+        path = folder / f"{topic}.json"
+        return table(read(path)) if path.exists() else "Not measured yet."
+
     def fill(match: re.Match[str]) -> str:
-        path = folder / f"{match['topic']}.json"
-        body = table(read(path)) if path.exists() else "Not measured yet."
-        return f"{match['open']}\n{body}\n{match['close']}"
+        found = body(match["topic"])
+        if match["topic"] == "all":
+            topics = sorted(path.stem for path in folder.glob("*.json"))
+            found = "\n\n".join(f"### {topic}\n\n{body(topic)}" for topic in topics) or "Not measured yet."
+        return f"{match['open']}\n{found}\n{match['close']}"
 
     return re.sub(
         r"(?P<open><!-- results: (?P<topic>\w+) -->)\n.*?(?P<close><!-- /results -->)", fill, document, flags=re.S
