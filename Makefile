@@ -37,6 +37,7 @@ lint: $(VENV)/.dev $(VENV)/.model
 
 bench: $(VENV)/.bench $(VENV)/.model
 	$(BIN)/python benchmarks/cpu_decode.py $(if $(ROWS),--rows $(ROWS))
+	$(if $(ROWS),,$(BIN)/python benchmarks/serve_llama_cpp.py)
 	$(BIN)/python docs/generate.py
 
 docs-tables: $(VENV)/.package
