@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Sequence
@@ -45,11 +46,11 @@ class Served:
 class ScriptedServer:
     """Plays `scripts` in turn, the last one for ever. Use as a context manager."""
 
-    def __init__(self, *scripts: Script, metrics: Sequence[str] = ()) -> None:
-        self.scripts, self.metrics = list(scripts), list(metrics)
+    def __init__(self, *scripts: Script, metrics: Sequence[str] = (), tls: ssl.SSLContext | None = None) -> None:
+        self.scripts, self.metrics, self.tls = list(scripts), list(metrics), tls
         self.served: list[Served] = []
         self.socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.socket.getsockname()[1]}"
         self.thread = threading.Thread(target=self._serve, daemon=True)
 
     def __enter__(self) -> ScriptedServer:
@@ -69,7 +70,8 @@ class ScriptedServer:
                 return
             with link:
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._answer(link)
+                with suppress(OSError):  # the client may leave, or not trust us
+                    self._answer(self.tls.wrap_socket(link, server_side=True) if self.tls else link)
 
     def _answer(self, link: socket.socket) -> None:
         file = link.makefile("rb")
@@ -85,8 +87,7 @@ class ScriptedServer:
         served = Served(json.loads(body), time.perf_counter_ns())
         self.served.append(served)
         script = self.scripts[min(len(self.served), len(self.scripts)) - 1]
-        with suppress(OSError):  # the client may leave
-            self._play(link, script, served)
+        self._play(link, script, served)
 
     def _play(self, link: socket.socket, script: Script, served: Served) -> None:
         framing = "Transfer-Encoding: chunked\r\n" if script.chunked else "Connection: close\r\n"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import ssl
+import subprocess
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -71,6 +75,31 @@ def test_an_answer_that_takes_too_long_is_an_error_even_if_it_never_stalls() -> 
 def test_an_endpoint_that_is_not_there_is_named(url: str, message: str) -> None:
     with pytest.raises(EndpointError, match=message):
         exchange(url)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for 127.0.0.1, signed by itself, with its key in the same file."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    path = tmp_path / "certificate.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    made += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(tmp_path / "key.pem"), "-out", str(path)]
+    subprocess.run(made, check=True, capture_output=True)
+    path.write_text(path.read_text() + (tmp_path / "key.pem").read_text())
+    return path
+
+
+def test_tls_is_checked_and_stamped_like_the_rest(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate)
+    with ScriptedServer(Script([(0, b"ab"), (0.1, b"cd")]), tls=tls) as server:
+        with pytest.raises(EndpointError, match="certificate"):
+            exchange(server.url, b"{}")
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        done = exchange(server.url, b"{}")
+    assert done.body == b"abcd"
+    assert done.reads[-1].at_ns - done.reads[0].at_ns > 0.07e9
 
 
 def test_what_does_not_speak_http_is_an_error() -> None:
