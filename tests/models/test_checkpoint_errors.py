@@ -137,7 +137,7 @@ def test_an_unsupported_family_names_the_supported(tmp_path: Path) -> None:
         ({"vocab_size": None}, "'vocab_size' is missing"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"attention_bias": True}, "attention_bias True is not supported"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "'factor' is missing"),
         ({"rope_scaling": 7}, "'rope_scaling' must be an object"),
         ({"model_type": 5}, "'model_type' must be text"),

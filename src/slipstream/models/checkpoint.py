@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from slipstream.errors import CheckpointError
 from slipstream.models.families import FAMILIES, Container, Fields
 from slipstream.models.gguf_file import GGUFFile, StringArray, read_gguf
+from slipstream.models.quantised import with_scales
 from slipstream.models.safetensors_file import read_json, read_safetensors, weight_files
 from slipstream.models.spec import ModelSpec, WeightTensor
-from slipstream.models.tensors import FileTensor
+from slipstream.models.tensors import PARTS, BlockScaled, FileTensor, interleaved
 
 if TYPE_CHECKING:
     from slipstream.models.tokenizer import Tokenizer
@@ -175,11 +176,14 @@ def _pick(path: Path, kind: str, known: Mapping[str, Container]) -> Container:
 
 
 def _canonical(
-    fields: Fields, container: Container, stored: Mapping[str, FileTensor]
+    fields: Fields, container: Container, stored: Mapping[str, WeightTensor]
 ) -> tuple[ModelSpec, dict[str, WeightTensor]]:
     """The spec, and its tensors under canonical names. Raises CheckpointError unless they match one to one."""
     try:
+        extra = container.extra_layers(fields, stored)
+        stored = with_scales(fields, {key: t for key, t in stored.items() if not key.startswith(extra)})
         spec = container.spec(fields, stored)
+        stored = container.rearrange(spec, stored) if container.rearrange else stored
     except (ValueError, OverflowError) as error:
         raise CheckpointError(f"{fields.source}: {error}; download the checkpoint again") from error
     tensors: dict[str, WeightTensor] = {}
@@ -193,8 +197,14 @@ def _canonical(
             raise CheckpointError(
                 f"{fields.source}: tensor {key!r} has shape {tensor.shape}, not {shape}; download the checkpoint again"
             )
+        if tensor.format in PARTS and not isinstance(tensor, BlockScaled):
+            raise CheckpointError(
+                f"{fields.source}: tensor {key!r} is {tensor.format} without scales that the config explains; "
+                "choose weights in F32, F16 or BF16"
+            )
         spare.discard(key)
-        tensors[canonical] = _in_order(tensor, canonical, spec) if container.interleaved else tensor
+        kind = canonical.rpartition(".")[2]
+        tensors[canonical] = _in_order(tensor, canonical, spec) if kind in container.interleaved else tensor
     unknown = sorted(key for key in spare if not key.endswith(container.unused))
     if unknown:
         raise CheckpointError(
@@ -204,16 +214,21 @@ def _canonical(
     return spec, tensors
 
 
-def _in_order(tensor: FileTensor, canonical: str, spec: ModelSpec) -> FileTensor:
-    """q and k, marked to have their interleaved rotary pairs put into rotate-half order."""
-    prefix, _, kind = canonical.rpartition(".")
-    if kind not in ("q", "k"):
-        return tensor
-    attention = spec.layers[int(prefix.removeprefix("layers."))].attention
-    if 2 * len(attention.rope.inv_freq) != attention.head_dim:
-        raise CheckpointError(f"{tensor.path}: partly rotated interleaved heads are not supported; choose another file")
-    heads = attention.heads if kind == "q" else attention.kv_heads
-    return FileTensor(tensor.path, tensor.offset, tensor.shape, tensor.format, heads)
+def _in_order(tensor: WeightTensor, canonical: str, spec: ModelSpec) -> WeightTensor:
+    """A tensor that makes queries or keys, its interleaved rotary pairs put into rotate-half order."""
+    _, layer, kind = canonical.split(".")
+    a = spec.layers[int(layer)].attention
+    if not a.latent and a.rope.dim != a.head_dim:
+        raise CheckpointError("partly rotated interleaved heads are not supported; choose another file")
+    nope, kv_rank = (a.latent.nope_dim, a.latent.kv_rank) if a.latent else (0, 0)
+    heads, start = {
+        "q": (a.heads, nope),
+        "q_b": (a.heads, nope),
+        "k": (a.kv_heads, 0),
+        "kv_a": (1, kv_rank),
+        "index_q": (a.indexer.heads if a.indexer else 1, 0),
+    }.get(kind, (1, 0))  # the indexer's key, and its norm
+    return interleaved(tensor, heads, start, a.rope.dim)
 
 
 def _gguf_eos(file: GGUFFile, vocab: int) -> tuple[int, ...]:

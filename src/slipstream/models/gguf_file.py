@@ -24,7 +24,7 @@ _U64 = struct.Struct("<Q")
 _SCALARS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "u1"}
 _SCALARS |= {10: "<u8", 11: "<i8", 12: "<f8"}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-_FORMAT_OF = {format.ggml_type: name for name, format in FORMATS.items()}
+_FORMAT_OF = {format.ggml_type: name for name, format in FORMATS.items() if format.ggml_type is not None}
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class _Reader:
         if format is None:
             raise CheckpointError(
                 f"{self.path}: tensor {name[:80]!r} is stored as {_type_name(ggml_type)}, which is not supported; "
-                f"choose a file in {', '.join(FORMATS)}"
+                f"choose a file in {', '.join(_FORMAT_OF.values())}"
             )
         try:
             row_bytes(shape, format)

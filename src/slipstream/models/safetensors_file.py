@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import CheckpointError
-from slipstream.models.tensors import FORMATS, FileTensor
+from slipstream.models.tensors import FORMATS, PARTS, FileTensor
 
 INDEX = "model.safetensors.index.json"
 _HEADER_LIMIT = 100_000_000  # the format's own limit
@@ -87,10 +87,10 @@ def _tensor(path: Path, name: str, entry: Any, base: int, size: int) -> FileTens
             pass
         case _:
             raise CheckpointError(f"{path}: damaged safetensors: entry {name[:80]!r} is malformed; download it again")
-    if dtype not in ("F32", "F16", "BF16"):
+    if dtype not in ("F32", "F16", "BF16", *PARTS):
         raise CheckpointError(
             f"{path}: tensor {name[:80]!r} is stored as {dtype[:20]!r}, which is not supported; "
-            "choose weights in F32, F16 or BF16, or a GGUF file"
+            "choose weights in F32, F16 or BF16, FP8 or MXFP4 of a supported family, or a GGUF file"
         )
     nbytes = math.prod(shape) * FORMATS[dtype].bytes
     if not nbytes or end - start != nbytes:

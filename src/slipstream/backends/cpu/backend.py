@@ -29,6 +29,8 @@ def default_threads() -> int:
 
 def unsupported(spec: ModelSpec, tensors: Mapping[str, WeightTensor]) -> str | None:
     """Why the native kernels cannot run this model, or None. They work on whole vectors of 16 and blocks of 32."""
+    if not spec.dense:
+        return "it has experts, sinks, selected keys or latents, and native kernels are of dense models"
     for i, layer in enumerate(spec.layers):
         a = layer.attention
         if a.head_dim % 16 or a.head_dim > _MAX_HEAD_DIM:

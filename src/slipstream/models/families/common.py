@@ -1,4 +1,4 @@
-"""What a family file is made of: a checked view of a config, the rotary frequencies, and the shared dense decoder.
+"""What a family file is made of: a checked view of a config, the rotary frequencies, and the shared decoder.
 
 A `Family` says, for each container it occurs in, how the config becomes a `ModelSpec` and where the canonical tensors
 lie. It knows nothing about files.
@@ -7,8 +7,8 @@ lie. It knows nothing about files.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,12 +73,25 @@ class Fields:
         self._need(isinstance(value, Mapping), key, "an object", value)
         return Fields(f"{self.source}: {key}", value)
 
-    def texts(self, key: str, count: int) -> list[str]:
-        """A list of `count` strings."""
+    def texts(self, key: str, count: int, *allowed: str) -> list[str]:
+        """A list of `count` strings, each one of `allowed` where given."""
         value = self._get(key, _MISSING)
         ok = isinstance(value, list) and len(value) == count and all(isinstance(item, str) for item in value)
         self._need(ok, key, f"a list of {count} strings", value)
+        self._need(not allowed or set(value) <= set(allowed), key, f"a list of {' or '.join(allowed)}", value)
         return list(value)
+
+    def integers(self, key: str, count: int | None = None, limit: int = 1 << 24) -> list[int]:
+        """A list of integers in [0, limit), of `count` where given."""
+        value = self._get(key, _MISSING)
+        ok = isinstance(value, list) and count in (None, len(value))
+        ok = ok and all(type(item) is int and 0 <= item < limit for item in value)
+        self._need(ok, key, f"a list of {'' if count is None else count} integers in [0, {limit})", value)
+        return list(value)
+
+    def either(self, *keys: str) -> str:
+        """The first of `keys` that is present, else the first."""
+        return next((key for key in keys if key in self), keys[0])
 
     def reject(self, key: str, *accepted: Any) -> None:
         """Raises CheckpointError where the key is present with a value other than `accepted`."""
@@ -92,19 +105,28 @@ class Container:
     """How a family occurs in one kind of file.
 
     types: the values of `model_type` (config.json) or `general.architecture` (GGUF).
-    spec: fields and stored tensors to the spec. names: canonical name, without its `layers.{i}.`, to stored name.
-    interleaved: rows of q and k hold rotary pairs side by side. unused: stored tensors that may be ignored.
+    spec: fields and stored tensors to the spec.
+    names: canonical name, without its `layers.{i}.` and the number of an expert, to stored name.
+    interleaved: canonical names whose rotary elements are stored as pairs side by side.
+    rearrange: takes fused stored tensors apart, before `names` apply. unused: endings of stored names to ignore.
+    extra_layers: config to beginnings of stored names that belong to multi-token prediction layers, which are skipped.
     """
 
     types: tuple[str, ...]
     spec: Callable[[Fields, Tensors], ModelSpec]
     names: Mapping[str, str]
-    interleaved: bool = False
+    interleaved: tuple[str, ...] = ()
+    rearrange: Callable[[ModelSpec, Tensors], Tensors] | None = None
     unused: tuple[str, ...] = ()
+    extra_layers: Callable[[Fields, Tensors], tuple[str, ...]] = lambda config, tensors: ()
 
     def stored_name(self, canonical: str) -> str:
-        layer, _, name = canonical.removeprefix("layers.").rpartition(".")
-        return self.names[name].format(i=layer)
+        match canonical.split("."):
+            case ["layers", layer, "experts", expert, name]:
+                return self.names[f"experts.{name}"].format(i=layer, e=expert)
+            case ["layers", layer, name]:
+                return self.names[name].format(i=layer)
+        return self.names[canonical]
 
 
 @dataclass(frozen=True)
@@ -134,6 +156,14 @@ HF_NAMES = {
     "gate": "model.layers.{i}.mlp.gate_proj.weight",
     "up": "model.layers.{i}.mlp.up_proj.weight",
     "down": "model.layers.{i}.mlp.down_proj.weight",
+    "router": "model.layers.{i}.mlp.gate.weight",
+    "correction": "model.layers.{i}.mlp.gate.e_score_correction_bias",
+    "experts.gate": "model.layers.{i}.mlp.experts.{e}.gate_proj.weight",
+    "experts.up": "model.layers.{i}.mlp.experts.{e}.up_proj.weight",
+    "experts.down": "model.layers.{i}.mlp.experts.{e}.down_proj.weight",
+    "shared_gate": "model.layers.{i}.mlp.shared_experts.gate_proj.weight",
+    "shared_up": "model.layers.{i}.mlp.shared_experts.up_proj.weight",
+    "shared_down": "model.layers.{i}.mlp.shared_experts.down_proj.weight",
 }
 HF_UNUSED = ("rotary_emb.inv_freq", "lm_head.weight")
 
@@ -172,30 +202,42 @@ def hf_dense(
 
     windows: the sliding window of each layer, given the config and the number of layers; none is full attention.
     """
-    config.reject("hidden_act", "silu")
-    config.reject("quantization_config")
-    config.reject("mlp_bias", False)
     config.reject("attention_bias", qkv_bias)
-    count = config.integer("num_hidden_layers", limit=max(len(tensors), 1))
-    heads = config.integer("num_attention_heads")
-    hidden = config.integer("hidden_size")
-    head_dim = config.integer("head_dim", max(hidden // heads, 1), limit=1 << 14)
-    context = config.integer("max_position_embeddings", limit=1 << 32)
-    inner = config.integer("intermediate_size")
-    kv_heads = config.integer("num_key_value_heads", heads)
-    rope = hf_rope(config, head_dim, context)
-    feed_forward = FeedForward(inner)
+    count = hf_layer_count(config, tensors)
+    attention = hf_attention(config, qkv_bias=qkv_bias, qk_norm=qk_norm)
     window_of = windows(config, count) if windows else [None] * count
+    feed_forward = FeedForward(config.integer("intermediate_size"))
+    return hf_decoder(family, config, [replace(attention, window=w) for w in window_of], [feed_forward] * count)
+
+
+def hf_layer_count(config: Fields, tensors: Tensors) -> int:
+    return config.integer("num_hidden_layers", limit=max(len(tensors), 1))
+
+
+def hf_attention(
+    config: Fields, *, qkv_bias: bool = False, qk_norm: bool = False, partial: float | None = None, o_bias: bool = False
+) -> Attention:
+    """Grouped-query attention over the whole history. partial: see `hf_rope`."""
+    heads = config.integer("num_attention_heads")
+    head_dim = config.integer("head_dim", max(config.integer("hidden_size") // heads, 1), limit=1 << 14)
+    kv_heads = config.integer("num_key_value_heads", heads)
+    rope = hf_rope(config, head_dim, partial=partial)
+    return Attention(heads, kv_heads, head_dim, rope, head_dim**-0.5, None, qkv_bias, qk_norm, o_bias=o_bias)
+
+
+def hf_decoder(
+    family: str, config: Fields, attention: Sequence[Attention], feed_forward: Sequence[FeedForward]
+) -> ModelSpec:
+    """The whole model of a config.json, its layers given."""
+    config.reject("hidden_act", "silu")
+    config.reject("mlp_bias", False)
     return ModelSpec(
         family=family,
         vocab=config.integer("vocab_size"),
-        hidden=hidden,
-        layers=tuple(
-            Layer(Attention(heads, kv_heads, head_dim, rope, head_dim**-0.5, window, qkv_bias, qk_norm), feed_forward)
-            for window in window_of
-        ),
+        hidden=config.integer("hidden_size"),
+        layers=tuple(Layer(a, f) for a, f in zip(attention, feed_forward, strict=True)),
         norm_eps=config.number("rms_norm_eps", 1e-6),
-        context=context,
+        context=config.integer("max_position_embeddings", limit=1 << 32),
         tied_embeddings=config.flag("tie_word_embeddings", False),
     )
 
@@ -233,11 +275,21 @@ def gguf_dense(
     )
 
 
-def hf_rope(config: Fields, head_dim: int, context: int) -> Rope:
-    """Rotary frequencies of a config.json: `rope_theta` and `rope_scaling`, or `rope_parameters` (transformers 5)."""
+def hf_rope(config: Fields, head_dim: int, *, kind_of_layer: str = "", partial: float | None = None) -> Rope:
+    """Rotary frequencies of a config.json: `rope_theta` and `rope_scaling`, or `rope_parameters` (transformers 5).
+
+    kind_of_layer: a key of `rope_parameters` where they differ by layer. partial: the share of a head that is rotated
+    where the config does not say; None rotates all of it, whatever the config says.
+    """
     scaling = config.sub("rope_parameters" if "rope_parameters" in config else "rope_scaling")
+    if kind_of_layer in scaling:
+        scaling = scaling.sub(kind_of_layer)
+    context = config.integer("max_position_embeddings", limit=1 << 32)
     base = scaling.number("rope_theta") if "rope_theta" in scaling else config.number("rope_theta", 10000.0)
     kind = scaling.text("rope_type" if "rope_type" in scaling else "type", "default")
+    if partial is not None:
+        at = scaling if "partial_rotary_factor" in scaling else config
+        head_dim = int(head_dim * at.number("partial_rotary_factor", partial))
     frequencies = default_frequencies(head_dim, base)
     if kind == "default":
         return rope_of(frequencies)
@@ -245,8 +297,10 @@ def hf_rope(config: Fields, head_dim: int, context: int) -> Rope:
         return rope_of(frequencies / scaling.number("factor"))
     if kind == "llama3":
         return rope_of(llama3_frequencies(frequencies, scaling, context))
+    if kind == "yarn":
+        return yarn_rope(frequencies, base, scaling, context)
     raise CheckpointError(
-        f"{config.source}: rope scaling {ascii(kind)[:40]} is not supported; default, linear and llama3 are"
+        f"{config.source}: rope scaling {ascii(kind)[:40]} is not supported; default, linear, llama3 and yarn are"
     )
 
 
@@ -288,3 +342,32 @@ def llama3_frequencies(frequencies: npt.NDArray[np.float64], scaling: Fields, co
     turns = scaling.number("original_max_position_embeddings", context) * frequencies / (2 * math.pi)
     blend = np.clip((turns - low) / (high - low if high != low else 1.0), 0.0, 1.0)
     return frequencies * (blend + (1 - blend) / factor)
+
+
+def yarn_rope(frequencies: npt.NDArray[np.float64], base: float, scaling: Fields, context: int) -> Rope:
+    """YaRN (arXiv:2309.00071): pairs that turn less than `beta_slow` times in the original context are stretched by
+    `factor`, those that turn more than `beta_fast` times kept, the rest blended; cos and sin grow with log(factor)."""
+    original = scaling.number("original_max_position_embeddings", context)
+    factor = scaling.number("factor", context / original)
+    dim = 2 * len(frequencies)
+
+    def pair(turns: float) -> float:
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = pair(scaling.number("beta_fast", 32.0)), pair(scaling.number("beta_slow", 1.0))
+    if scaling.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    stretched = np.clip((np.arange(dim // 2) - low) / (high - low or 0.001), 0, 1)
+    inv_freq = frequencies / factor * stretched + frequencies * (1 - stretched)
+    if "attention_factor" in scaling:
+        scale = scaling.number("attention_factor")
+    elif scaling.values.get("mscale") and scaling.values.get("mscale_all_dim"):
+        scale = yarn_scale(factor, scaling.number("mscale")) / yarn_scale(factor, scaling.number("mscale_all_dim"))
+    else:
+        scale = yarn_scale(factor)
+    return Rope(tuple(inv_freq.tolist()), scale)
+
+
+def yarn_scale(factor: float, weight: float = 1.0) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -31,5 +31,5 @@ def gguf_spec(metadata: Fields, tensors: Tensors) -> ModelSpec:
 FAMILY = Family(
     "llama",
     hf=Container(("llama",), hf_spec, HF_NAMES, unused=HF_UNUSED),
-    gguf=Container(("llama",), gguf_spec, GGUF_NAMES, interleaved=True, unused=GGUF_UNUSED),
+    gguf=Container(("llama",), gguf_spec, GGUF_NAMES, interleaved=("q", "k"), unused=GGUF_UNUSED),
 )
