@@ -36,12 +36,14 @@ SEED_LIMIT = 2**64
 class Ask:
     """What a client wants. prompt: text or tokens to continue, instead of messages.
 
-    tool_choice: auto, none, required, or a function's name. schema: of a JSON answer; {} is any object.
+    prefill: what the answer starts with, as part of the prompt. tool_choice: auto, none, required, or a function's
+    name. schema: of a JSON answer; {} is any object.
     """
 
     params: SamplingParams
     messages: Sequence[Mapping[str, Any]] = ()
     prompt: str | Sequence[int] | None = None
+    prefill: str = ""
     choices: int = 1
     tools: Sequence[Tool] = ()
     tool_choice: str = "auto"
@@ -224,7 +226,7 @@ class Service:
         try:
             if ask.prompt is None:
                 tools = ask.tools if ask.tool_choice != "none" else ()
-                return chat_prompt(self.llm, ask.messages, tools, self._variables(ask.template))
+                return chat_prompt(self.llm, ask.messages, tools, self._variables(ask.template), ask.prefill)
             if isinstance(ask.prompt, str):
                 return self.llm.tokenizer.encode(ask.prompt, bos=True), ask.prompt
             return list(ask.prompt), ""

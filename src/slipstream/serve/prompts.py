@@ -57,9 +57,13 @@ def text_of(content: Any, param: str) -> str:
 
 
 def chat_prompt(
-    llm: LLM, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], template: Mapping[str, Any]
+    llm: LLM,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Tool],
+    template: Mapping[str, Any],
+    prefill: str = "",
 ) -> tuple[list[int], str]:
-    """(tokens, text) of a conversation in OpenAI's form, up to where the assistant speaks."""
+    """(tokens, text) of a conversation in OpenAI's form, up to where the assistant speaks, or has spoken `prefill`."""
     source = llm.tokenizer.chat_template
     if source is None:
         raise invalid("this model has no chat template; use /v1/completions", "messages")
@@ -75,7 +79,7 @@ def chat_prompt(
             turns[0]["content"] += "\n\n" + how
         else:
             turns.insert(0, {"role": "system", "content": how})
-    text = llm.tokenizer.render_chat(turns, add_generation_prompt=True, **variables)
+    text = llm.tokenizer.render_chat(turns, add_generation_prompt=True, **variables) + prefill
     return llm.tokenizer.encode(text), text
 
 
