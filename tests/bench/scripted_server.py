@@ -81,6 +81,8 @@ class ScriptedServer:
             if header.lower().startswith(b"content-length:"):
                 length = int(header.split(b":")[1])
         body = file.read(length)
+        if len(body) < length or not line:
+            return  # it left before it had asked
         if line.startswith("GET"):
             link.sendall(self._page(line.split()[1]))
             return
