@@ -27,13 +27,13 @@ def main() -> None:
     backend = CudaBackend(SHAPES[args.shape], engine="persistent")
     cache = backend.new_cache(args.context + 64)
     layers, blocks = len(backend.spec.layers), backend.pass_.blocks
-    backend.pass_.profile = profile = torch.zeros(blocks * (layers * 12 + 2), dtype=torch.int64, device="cuda")
+    backend.pass_.profile = profile = torch.zeros(blocks * (layers * 16 + 2), dtype=torch.int64, device="cuda")
     for _ in range(3):
         backend._upload(cache, {START: args.context, RUN_ROWS: args.rows}, np.arange(args.rows, dtype=np.int32) + 5)
         profile.zero_()
         backend._program(cache, "verify", args.rows)()
     flat = profile.cpu().numpy().astype(float)
-    t, head = flat[: blocks * layers * 12].reshape(blocks, layers, 12), flat[blocks * layers * 12 :].reshape(blocks, 2)
+    t, head = flat[: blocks * layers * 16].reshape(blocks, layers, 16), flat[blocks * layers * 16 :].reshape(blocks, 2)
     t[t == 0] = np.nan
     # Stamps: 0 start, 1 qkv input, 2 qkv done, 3 attention done, 4 and 5 output, 6 and 7 gate_up, 8 and 9 down, 10 end
     print("layer, median clocks", np.nanmedian(t[:, 1:, 0] - t[:, :-1, 0]))
@@ -48,6 +48,8 @@ def main() -> None:
             took = t[:, 1:-1, 3] - np.where(np.isnan(t[:, 1:-1, 2]), last, t[:, 1:-1, 2])
             print(f"{name:10} whole {np.nanmedian(took):6.0f} slowest 5% {np.nanpercentile(took, 95):6.0f} "
                   f"max {np.nanmax(took):6.0f}")  # fmt: skip
+            inside = np.diff(t[:, 1:-1, 11:14], axis=-1)
+            print("  tasks: scores to parts, join:", np.nanmedian(inside, axis=(0, 1)), np.nanmax(inside, axis=(0, 1)))
             last = t[:, 1:-1, 3]
             continue
         wait, work = t[:, 1:-1, ready] - last, t[:, 1:-1, done] - t[:, 1:-1, ready]

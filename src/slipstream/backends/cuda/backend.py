@@ -81,8 +81,10 @@ class CudaBackend:
         reason = why_not(self.spec, self.device)
         if engine == "persistent" and reason:
             raise BackendError(f"the persistent kernel {reason}; use the chain")
-        kind = Chain if engine == "chain" or reason else Persistent
-        return kind(self.spec, self.weights, self.buffers.logits, self.pdl)
+        if engine == "chain" or reason:
+            return Chain(self.spec, self.weights, self.buffers.logits, self.pdl)
+        self.pdl = False  # measured: the small kernels only get in the way of a kernel that fills the GPU
+        return Persistent(self.spec, self.weights, self.buffers.logits, pdl=False)
 
     def new_cache(self, capacity: int) -> CudaCache:
         """A cache that fits; a closed one with room is taken up again, for its captured programs."""

@@ -48,7 +48,7 @@ struct Args {
 
 constexpr int WARPS = 8, THREADS = WARPS * 32, ROWS = 16, SPLIT = 256;
 constexpr int QKV = (HEADS + 2 * KV_HEADS) * HD, ATT = HEADS * HD, GROUP = HEADS / KV_HEADS, V_SLOTS = 24;
-constexpr int X_ROWS = NT * 8, STAMPS = 12;
+constexpr int X_ROWS = NT * 8, STAMPS = 16;
 #define BOTH __host__ __device__ constexpr
 BOTH int max_of(int a, int b) { return a > b ? a : b; }
 BOTH int pitch(int k) { return k * 2 + (k * 2 % 64 ? 64 : 32); }  // odd multiple of 32 bytes: no bank conflicts
@@ -61,7 +61,7 @@ constexpr int SLOT_BYTES = max_of(max_of(piece(HIDDEN), piece(ATT)), piece(INNER
 constexpr int X_BYTES = max_of(X_ROWS * pitch(max_of(max_of(HIDDEN, ATT), CHUNK)), WARPS * 16 * (HD + 4) * 4);
 constexpr int RED_FLOATS = WARPS * NT * 128;
 constexpr int SS_FLOATS = X_ROWS * (HIDDEN / 8), H_FLOATS = OWNED * X_ROWS * 16;
-constexpr int REDS = 4 / NT;  // tiles whose partial sums may wait to be summed
+constexpr int REDS = NT == 1 ? 3 : 2;  // tiles whose partial sums may wait to be summed
 constexpr int FIXED = X_BYTES + (REDS * RED_FLOATS + H_FLOATS + SS_FLOATS + ROWS) * 4;
 constexpr int SLOTS = (SMEM - FIXED) / (SLOT_BYTES + 16);  // of the ring: all the shared memory that is left
 constexpr int SMEM_X = SLOTS * SLOT_BYTES, SMEM_RED = SMEM_X + X_BYTES, SMEM_H = SMEM_RED + REDS * RED_FLOATS * 4;
@@ -215,6 +215,10 @@ struct Block {
     __device__ __forceinline__ void stamp() {
         if (a.profile && thread() == 0) *clock_at = clock64();
         ++clock_at;
+    }
+
+    __device__ __forceinline__ void stamp_at(int l, int i) {
+        if (a.profile && thread() == 0) a.profile[((u64)blockIdx.x * LAYERS + l) * STAMPS + i] = clock64();
     }
 
     // ---- activations into shared memory
@@ -665,7 +669,12 @@ struct Block {
             };
             if (settled) {
                 load_keys();
-                if (HD <= 64) load_values();
+                if (HD <= 64)
+                    load_values();
+                else  // no registers are left for them yet
+                    for (int n = 0; n < 2 * TILES; ++n)
+                        asm volatile("prefetch.global.L2 [%0];" ::"l"(values + (u64)(n / 2 * 8 + g) * a.positions + base +
+                                                                      n % 2 * 16 + 4 * c));
                 until([&] { return load_queries(m0); });
             } else {
                 until([&] {
@@ -673,6 +682,7 @@ struct Block {
                     return load_queries(m0) && k_ready && v_ready;
                 });
             }
+            stamp_at(l, 11);
             const int i0 = m0 + g, i1 = i0 + 8;
             float score[4][4] = {};
 #pragma unroll
@@ -739,7 +749,9 @@ struct Block {
                 *(float2*)(scratch + 8 * PITCH + HD) = make_float2(top1, sum1);
             }
             block_sync();
+            stamp_at(l, 12);
             join(p, kv, split, m0);
+            stamp_at(l, 13);
             block_sync();
         }
     }

@@ -21,8 +21,8 @@ from slipstream.models.spec import ModelSpec
 Ints = npt.NDArray[np.int64]
 FRAGMENT = 256
 """bf16 values of one 16 x 16 operand fragment."""
-SHARED_BYTES = 216 * 1024
-"""Of 228 KiB: the rest lets the small kernels between passes run beside this one."""
+SHARED_BYTES = 227 * 1024
+"""All a block may have: the ring takes what activations leave."""
 V_SLOTS = 24
 
 
@@ -79,12 +79,14 @@ def plan(spec: ModelSpec, blocks: int) -> Plan:
     def spread(tiles: int, k: int) -> list[list[int]]:
         queue = [(x, b) for b, x in enumerate(load)]
         heapq.heapify(queue)
+        most = -(-tiles // blocks)  # a stage lasts as long as its busiest block
         taken: list[list[int]] = [[] for _ in range(blocks)]
         for tile in range(tiles):
-            x, b = queue[0]
-            heapq.heapreplace(queue, (x + k, b))
+            x, b = heapq.heappop(queue)
             taken[b].append(tile)
-            load[b] += k
+            load[b] = x + k
+            if len(taken[b]) < most:
+                heapq.heappush(queue, (load[b], b))
         return taken
 
     stages = []
