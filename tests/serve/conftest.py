@@ -69,6 +69,14 @@ def tiny_llm(tiny_checkpoint) -> LLM:
     return LLM(tiny_checkpoint, threads=1)
 
 
+@pytest.fixture
+def slow_llm(tiny_llm, monkeypatch) -> LLM:
+    """The tiny model at a pace that leaves time to interfere."""
+    verify = tiny_llm.backend.verify
+    monkeypatch.setattr(tiny_llm.backend, "verify", lambda *args: (time.sleep(0.003), verify(*args))[1])
+    return tiny_llm
+
+
 @pytest.fixture(scope="session")
 def tiny(tiny_llm) -> Iterator[Running]:
     """The tiny model on the default settings, shared by the tests that leave no trace."""

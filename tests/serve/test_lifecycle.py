@@ -1,0 +1,175 @@
+"""Clients that leave, servers that stop, and readers that are slow."""
+
+import json
+import socket
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+from conftest import serving
+
+QUESTION = [{"role": "user", "content": "Tell me a story."}]
+
+
+def ask(running, **options):
+    call = {"model": running.model, "messages": QUESTION, "max_tokens": 16, "temperature": 0}
+    return running.openai().chat.completions.create(**(call | options))
+
+
+def raw_request(running, body) -> socket.socket:
+    host, port = running.url.removeprefix("http://").split(":")
+    link = socket.create_connection((host, int(port)), 5)
+    text = json.dumps({"model": running.model, "messages": QUESTION, "temperature": 0} | body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"  # noqa: E501
+    link.sendall(head.encode() + text)
+    return link
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_the_device_within_two_rounds(smollm2, stream):
+    link = raw_request(smollm2, {"max_tokens": 2000, "stream": stream, "ignore_eos": True})
+    while not (running := smollm2.service.scheduler.streams()) or running[0].rounds < 4:
+        time.sleep(0.002)
+    (job,) = running
+    before = job.rounds
+    link.close()
+    assert smollm2.at_rest()
+    assert job.ended
+    # noticing takes the event loop a moment, in which a round of a few milliseconds may end
+    assert job.rounds - before <= 2 + 3
+
+
+def test_a_slow_reader_slows_nobody(tiny_llm):
+    with serving(tiny_llm) as running:
+        slow = raw_request(running, {"max_tokens": 450, "stream": True, "ignore_eos": True})
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        slow.recv(1)
+        started = time.perf_counter()
+        done = ask(running, max_tokens=50, extra_body={"ignore_eos": True})
+        assert done.usage.completion_tokens == 50
+        assert time.perf_counter() - started < 5
+        deadline = time.monotonic() + 10
+        while running.service.scheduler.streams() and time.monotonic() < deadline:
+            slow.recv(1)  # a byte now and then; its tokens are long made
+            time.sleep(0.01)
+        assert running.at_rest(0.1)
+        slow.close()
+
+
+def test_draining_finishes_what_runs_and_refuses_what_is_new(tiny_llm):
+    with serving(tiny_llm) as running, httpx.Client(base_url=running.url) as client:
+        stream = ask(running, max_tokens=300, stream=True, extra_body={"ignore_eos": True})
+        next(stream)
+        running.server.drain()
+        assert client.get("/ready").status_code == 503
+        refused = client.post(
+            "/v1/chat/completions", json={"model": running.model, "messages": QUESTION, "max_tokens": 2}
+        )
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        assert [c.choices[0].finish_reason for c in stream][-1] == "length"
+
+
+def test_what_cannot_finish_in_time_is_handed_back_with_its_text(tiny_llm):
+    with serving(tiny_llm) as running:
+        stream = ask(running, max_tokens=450, stream=True, extra_body={"ignore_eos": True})
+        next(stream)
+        running.service.scheduler.hand_back()
+        with pytest.raises(openai.APIError, match="go on elsewhere"):
+            list(stream)
+        assert running.at_rest()
+
+
+def test_a_failing_engine_ends_its_stream_and_nothing_else(tiny_llm, monkeypatch):
+    with serving(tiny_llm) as running:
+        healthy = ask(running).choices[0].message.content
+        verify = tiny_llm.backend.verify
+        calls = []
+
+        def failing(cache, tokens):
+            calls.append(len(tokens))
+            if len(calls) == 3:
+                raise MemoryError("no memory")
+            return verify(cache, tokens)
+
+        monkeypatch.setattr(tiny_llm.backend, "verify", failing)
+        with pytest.raises(openai.InternalServerError) as failed:
+            ask(running, extra_body={"ignore_eos": True})
+        assert failed.value.code == "engine_error"
+        assert running.at_rest()
+        assert ask(running).choices[0].message.content == healthy
+
+
+def test_requests_that_take_too_long_are_ended(tiny_llm):
+    from slipstream.serve.config import Limits
+
+    with serving(tiny_llm, limits=Limits(request_s=0.05)) as running:
+        with pytest.raises(openai.APIStatusError) as late:
+            ask(running, max_tokens=480, extra_body={"ignore_eos": True}, n=8, seed=1, temperature=1)
+        assert late.value.status_code == 504
+        assert running.at_rest()
+
+
+def test_load_leaves_nothing_behind_and_changes_no_answer(tiny_llm):
+    """500 requests over 16 connections: a third cancelled mid-stream, a third malformed, the rest as if alone."""
+    prompts = [f"Question number {i % 20}: why?" for i in range(500)]
+
+    def body(i, **more):
+        return {
+            "model": model, "messages": [{"role": "user", "content": prompts[i]}], "max_tokens": 10 + i % 7,
+            "seed": i % 20, "temperature": 1.0, "ignore_eos": True,
+        } | more  # fmt: skip
+
+    with serving(tiny_llm) as running:
+        model = running.model
+        alone, answers, wrong, errors = {}, {}, [], []
+        with httpx.Client(base_url=running.url) as client:
+            for i in range(2, 500, 3):
+                key = (prompts[i], 10 + i % 7, i % 20)
+                if key not in alone:
+                    reply = client.post("/v1/chat/completions", json=body(i)).json()
+                    alone[key] = reply["choices"][0]["message"]["content"]
+        memory = resident_bytes()
+
+        def work(worker):
+            try:
+                with httpx.Client(base_url=running.url, timeout=60) as client:
+                    for i in range(worker, 500, 16):
+                        if i % 3 == 0:
+                            with client.stream(
+                                "POST", "/v1/chat/completions", json=body(i, stream=True, max_tokens=400)
+                            ) as r:
+                                next(r.iter_lines())
+                        elif i % 3 == 1:
+                            bad = client.post(
+                                "/v1/chat/completions", content=b'{"model": 3, "messages": "' + bytes([i % 256])
+                            )
+                            wrong.append(bad.status_code)
+                        else:
+                            reply = client.post("/v1/chat/completions", json=body(i))
+                            answers[i] = reply.json()["choices"][0]["message"]["content"]
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert running.at_rest()
+        assert set(wrong) == {400}
+        assert len(answers) == len(range(2, 500, 3))
+        for i, text in answers.items():
+            assert text == alone[(prompts[i], 10 + i % 7, i % 20)], i
+        pool = running.service.pool
+        assert pool.busy == 0
+        assert pool.idle <= pool._settings.count
+        assert resident_bytes() <= memory * 1.05 + (8 << 20)
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
