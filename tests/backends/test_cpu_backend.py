@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from threading import Thread
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,7 +19,7 @@ from slipstream.backends.cpu import library
 from slipstream.backends.cpu.backend import CpuBackend
 from slipstream.backends.reference import ReferenceBackend
 from slipstream.engine.sampling import sample
-from slipstream.errors import BackendError
+from slipstream.errors import BackendError, SlipstreamError
 from slipstream.models.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.skipif(library.library_path() is None, reason="installed without a C++ compiler")
@@ -220,6 +225,114 @@ def test_bad_calls_are_refused_before_they_reach_native_code(backend):
         backend.verify(cache, np.zeros(1, np.int32))
 
 
+def test_a_closed_model_or_cache_is_refused_not_read(tiny_checkpoint):
+    checkpoint = load_checkpoint(tiny_checkpoint)
+    backend = CpuBackend(checkpoint.spec, checkpoint.tensors)
+    cache = backend.new_cache(10)
+    backend.close()
+    backend.close()
+    for call in (
+        lambda: backend.verify(cache, np.zeros(1, np.int32)),
+        lambda: backend.prefill(cache, np.zeros(1, np.int32)),
+        lambda: backend.sample(np.zeros(8, np.float32), 1.0, 0, 1.0, 0.0, 0, 0),
+        lambda: backend.new_cache(10),
+    ):
+        with pytest.raises(BackendError, match="closed"):
+            call()
+    cache.close()
+
+
+def test_closing_under_a_pass_of_another_thread_waits_for_it(tiny_checkpoint):
+    checkpoint = load_checkpoint(tiny_checkpoint)
+    tokens = tokens_of(checkpoint.spec.vocab, 500)
+    for what in ("cache", "backend") * 5:
+        backend = CpuBackend(checkpoint.spec, checkpoint.tensors, threads=2)
+        cache = backend.new_cache(500)
+
+        errors = []
+
+        def run(backend=backend, cache=cache, errors=errors):
+            try:
+                while True:
+                    cache.rewind(0)
+                    backend.prefill(cache, tokens)
+            except SlipstreamError as error:
+                errors.append(str(error))
+
+        thread = Thread(target=run)
+        thread.start()
+        time.sleep(0.01)
+        {"cache": cache, "backend": backend}[what].close()
+        thread.join(10)
+        assert len(errors) == 1
+        assert "closed" in errors[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_process_is_told_to_open_its_own_model(tiny_checkpoint):
+    checkpoint = load_checkpoint(tiny_checkpoint)
+    backend = CpuBackend(checkpoint.spec, checkpoint.tensors, threads=2)
+    cache = backend.new_cache(10)
+    backend.prefill(cache, np.zeros(4, np.int32))
+    child = os.fork()
+    if not child:
+        signal.alarm(10)  # a child that hangs dies of it
+        try:
+            backend.verify(cache, np.zeros(1, np.int32))
+        except BackendError as error:
+            cache.close()
+            backend.close()
+            os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+class Values:
+    """A vector that a test made up."""
+
+    format = "F32"
+
+    def __init__(self, values):
+        self.values = np.asarray(values, np.float32)
+        self.shape = self.values.shape
+
+    def float32(self):
+        return self.values
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("size", [1e-44, 1e-38, 1e-30, 1e30])
+def test_tiny_and_huge_activations_stay_numbers(tmp_path, size, isa):
+    checkpoint = load_checkpoint(write_tiny_gguf(tmp_path / "m.gguf", format="Q4_1"))
+    tensors = {**checkpoint.tensors}
+    for name, tensor in checkpoint.tensors.items():
+        if name.endswith("attention_norm"):
+            tensors[name] = Values(np.full(tensor.shape, size))
+    logits = logits_of(CpuBackend(checkpoint.spec, tensors, isa=isa), tokens_of(checkpoint.spec.vocab, 24))
+    assert np.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("filters", [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (1.0, 5, 0.9, 0.1), (1.0, 0, 0.5, 0.0)])
+@pytest.mark.parametrize("logit", [np.nan, -np.inf])
+def test_a_row_without_a_finite_logit_yields_no_wild_token(backend, filters, logit):
+    row = np.full(300, logit, np.float32)
+    for token in (backend.sample(row, *filters, 1, 2), sample(row, *filters, 1, 2)):
+        assert -1 <= token < 300
+
+
+def test_windows_and_contexts_beyond_32_bits_are_no_trap(tmp_path):
+    path = write_tiny_checkpoint(tmp_path, "mistral", sliding_window=2**31 - 1, max_position_embeddings=2**32)
+    checkpoint = load_checkpoint(path)
+    backend = CpuBackend(checkpoint.spec, checkpoint.tensors)
+    for capacity in (2**31 - 1, 2**32):
+        with pytest.raises(BackendError, match="smaller context"):
+            backend.new_cache(capacity)
+    tokens = tokens_of(checkpoint.spec.vocab, 40)
+    want = logits_of(ReferenceBackend(checkpoint), tokens)
+    assert relative_error(logits_of(backend, tokens), want) < 1e-3
+
+
 def test_unfit_shapes_say_why_and_auto_falls_back_to_the_reference(tmp_path):
     checkpoint = load_checkpoint(write_tiny_checkpoint(tmp_path, hidden=40, intermediate_size=96))
     with pytest.raises(BackendError, match=r"multiples of 16.*--backend reference"):
@@ -248,8 +361,9 @@ def test_bad_options_name_the_choices(tiny_checkpoint):
     checkpoint = load_checkpoint(tiny_checkpoint)
     with pytest.raises(BackendError, match="portable"):
         CpuBackend(checkpoint.spec, checkpoint.tensors, isa="mmx")
-    with pytest.raises(BackendError, match="threads must be at least 1"):
-        CpuBackend(checkpoint.spec, checkpoint.tensors, threads=0)
+    for threads in (0, 10**6, 10**10):
+        with pytest.raises(BackendError, match="threads must be in"):
+            CpuBackend(checkpoint.spec, checkpoint.tensors, threads=threads)
     with pytest.raises(BackendError, match="auto, cpu"):
         open_backend(checkpoint, "abacus")
 

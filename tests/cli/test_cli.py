@@ -1,6 +1,9 @@
 """The command group: help, completion, exit codes."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -72,3 +75,22 @@ def test_interrupt_exits_130(cli, monkeypatch):
 
     monkeypatch.setattr("slipstream.LLM", interrupted)
     assert cli("run", "fake", "hi").code == 130
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "says"),
+    [
+        (">&-", 0, ""),
+        ("<&- >&- 2>&-", 0, ""),
+        pytest.param(
+            ">/dev/full", 2, "disk is full", marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux")
+        ),
+    ],
+)
+def test_closed_or_full_streams_are_no_crash(streams, code, says):
+    done = subprocess.run(
+        f"{sys.executable} -m slipstream models {streams}", shell=True, capture_output=True, text=True
+    )
+    assert done.returncode == code
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

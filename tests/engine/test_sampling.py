@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slipstream.engine.request import SamplingParams
 from slipstream.engine.sampling import Sampler, gumbel, keep, log_softmax, philox4x32, sample, token_logprob
-from slipstream.errors import RequestError
+from slipstream.errors import BackendError, RequestError
 
 OFF = (0, 1.0, 0.0)  # top_k, top_p, min_p
 
@@ -154,8 +154,28 @@ def test_bias_outside_the_vocabulary_is_refused():
         {"max_tokens": 0},
         {"logit_bias": {1: float("nan")}},
         {"logit_bias": {1: float("inf")}},
+        {"logit_bias": {1: 1e300}},
+        {"temperature": 1e300},
+        {"frequency_penalty": 1e300},
+        {"presence_penalty": float("nan")},
+        {"repetition_penalty": 1e-300},
+        {"top_k": 2**32 + 1},
     ],
 )
 def test_senseless_parameters_are_refused(bad):
     with pytest.raises(RequestError):
         SamplingParams(**bad)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_banning_every_token_is_refused(temperature):
+    params = SamplingParams(temperature=temperature, logit_bias={i: -1e300 for i in range(4)})
+    with pytest.raises(RequestError, match="ban every token"):
+        Sampler(params, 0, [], 4).choose(row(1, 2, 3, 4), 0)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5, "min_p": 0.1}])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_no_numbers_name_damaged_weights(params, wrong):
+    with pytest.raises(BackendError, match="weights are damaged"):
+        Sampler(SamplingParams(**params), 0, [], 4).choose(np.full(4, wrong, np.float32), 0)

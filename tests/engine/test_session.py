@@ -149,6 +149,19 @@ def test_interrupt_in_a_round_leaves_the_session_exact():
     assert_same(got, plain(SamplingParams(max_tokens=20, ignore_eos=True)))
 
 
+def test_closing_a_session_ends_its_stream_and_frees_the_cache():
+    backend = FakeBackend()
+    session = fake_llm(backend).session()
+    stream = session.stream(PROMPT, SamplingParams(max_tokens=20, ignore_eos=True))
+    next(stream)
+    session.close()
+    with pytest.raises(RequestError, match="closed while it streamed"):
+        next(stream)
+    assert all(cache.closed for cache in backend.caches)
+    got = session.generate(PROMPT, SamplingParams(max_tokens=8, ignore_eos=True))  # it can be asked again
+    assert_same(got, plain(SamplingParams(max_tokens=8, ignore_eos=True)))
+
+
 def test_two_streams_of_a_session_are_refused_and_of_an_llm_take_turns():
     llm = fake_llm()
     params = SamplingParams(max_tokens=6, ignore_eos=True)

@@ -81,7 +81,10 @@ class ReferenceBackend:
         self._model = Reference(checkpoint.spec, checkpoint.tensors, getattr(torch, dtype))
 
     def new_cache(self, capacity: int) -> ReferenceCache:
-        return ReferenceCache(self._model.memory(capacity), capacity)
+        try:
+            return ReferenceCache(self._model.memory(capacity), capacity)
+        except RuntimeError as error:
+            raise BackendError(f"no memory for a KV cache of {capacity} tokens: ask for a smaller context") from error
 
     def prefill(self, cache: KVCache, tokens: IntArray) -> None:
         memory, tokens = self._checked(cache, tokens)

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a check failed, 2 bad input (one line on standard error: w
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -42,6 +43,9 @@ def app() -> None:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line `args` (default: the process's own) and exit."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the shell, as in `>&-`; no file may take its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for the life of the process
     try:
         # Outside standalone mode click hands errors over and returns the code of an early exit (--help, ctx.exit).
         code = app.main(args, prog_name="slipstream", standalone_mode=False)
@@ -53,7 +57,12 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except SlipstreamError as error:
         click.echo(f"slipstream: {error}", err=True)
         code = 2
-    except BrokenPipeError:  # the reader left, as in `slipstream run ... | head`
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit complains
-        code = 1
+        code = 1  # the reader left, as in `slipstream run ... | head`
+        if error.errno == errno.ENOSPC:
+            click.echo("slipstream: the output cannot be written, its disk is full; make room", err=True)
+            code = 2
     sys.exit(code if isinstance(code, int) else 0)

@@ -92,7 +92,7 @@ class Memory:
     def add(self, text: TextIndex) -> None:
         """Keep a text that will not grow any more; the oldest ones make room."""
         self.texts.appendleft(text)
-        while sum(len(kept.tokens) for kept in self.texts) > self._tokens:
+        while sum(len(kept.tokens) for kept in tuple(self.texts)) > self._tokens:
             self.texts.pop()
 
 

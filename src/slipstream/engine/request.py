@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,6 +9,9 @@ from typing import Literal
 from slipstream.errors import RequestError
 
 FinishReason = Literal["stop", "length"]
+
+_LARGEST = 1e30
+"""A temperature, penalty or bias up to here keeps every logit finite in float32."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,17 @@ class SamplingParams:
                 raise RequestError(f"{name} must be {what}, got {getattr(self, name)!r}")
 
         need(self.max_tokens >= 1, "max_tokens", "at least 1")
-        hot = math.isfinite(self.temperature) and self.temperature >= 1e-9  # below, logits / temperature may overflow
+        hot = 1e-9 <= self.temperature <= _LARGEST  # below, logits / temperature may overflow
         need(self.temperature == 0 or hot, "temperature", "0 (greedy) or a positive number")
         need(0 < self.top_p <= 1, "top_p", "in (0, 1]")
-        need(self.top_k >= 0, "top_k", "0 (off) or a positive count")
+        need(0 <= self.top_k < 2**31, "top_k", "0 (off) or a positive count")
         need(0 <= self.min_p < 1, "min_p", "in [0, 1)")
-        need(math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0, "repetition_penalty", "positive")
-        need(math.isfinite(self.presence_penalty), "presence_penalty", "a finite number")
-        need(math.isfinite(self.frequency_penalty), "frequency_penalty", "a finite number")
+        need(1 / _LARGEST <= self.repetition_penalty <= _LARGEST, "repetition_penalty", "positive")
+        need(abs(self.presence_penalty) <= _LARGEST, "presence_penalty", "a finite number")
+        need(abs(self.frequency_penalty) <= _LARGEST, "frequency_penalty", "a finite number")
         need(self.seed is None or 0 <= self.seed < 2**64, "seed", "in [0, 2**64)")
         need(all(self.stop), "stop", "non-empty strings")
-        need(all(b < math.inf for b in self.logit_bias.values()), "logit_bias", "finite numbers, or -inf to ban")
+        need(all(b <= _LARGEST for b in self.logit_bias.values()), "logit_bias", "finite numbers, or -inf to ban")
         need(self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", "in [0, 20]")
 
 

@@ -24,7 +24,7 @@ Order of work on the float32 logits of a row:
        top-p   with w_i = exp((l_i - l_max) / T) over what is left, in float64: keep the shortest prefix of the order
                whose sum of w reaches top_p times the whole sum, at least one id; off at 1
        min-p   keep ids with w_i >= min_p; w is 1 at the most likely id; off at 0
-    6. the argmax with noise over what is kept
+    6. the argmax with noise over what is kept; no token, -1, where the largest logit is not finite
 
 Steps 1-4 are `Sampler`, in numpy on the host; 5-6 are `sample`, which a `NativeSampler` backend replaces. Reported
 log-probabilities are the log-softmax of the raw logits, before step 1.
@@ -32,14 +32,16 @@ log-probabilities are the log-softmax of the raw logits, before step 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from slipstream.backends.base import FloatArray
 from slipstream.engine.request import SamplingParams, TokenLogprob
-from slipstream.errors import RequestError
+from slipstream.errors import BackendError, RequestError
 
 LogitMask = Callable[[Sequence[int], FloatArray], None]
 """Called with the output tokens so far and a row's logits (vocab,), which it edits in place; keep one id finite."""
@@ -111,6 +113,8 @@ def sample(
     """The token of one row (vocab,): steps 5 and 6 of the rule."""
     if temperature == 0:
         return int(logits.argmax())
+    if not np.isfinite(logits.max()):
+        return -1
     ids = keep(logits, temperature, top_k, top_p, min_p)
     scores = logits[ids].astype(np.float64) / temperature + gumbel(seed, position, ids)
     return int(ids[scores == scores.max()].min())
@@ -164,13 +168,19 @@ class Sampler:
         ids = np.fromiter(params.logit_bias.keys(), np.intp)
         if (wrong := ids[(ids < 0) | (ids >= vocab)]).size:
             raise RequestError(f"logit_bias names token {wrong[0]}, but the vocabulary has ids 0 to {vocab - 1}")
-        return ids, np.fromiter(params.logit_bias.values(), np.float32)
+        with np.errstate(over="ignore"):  # what is below float32 is -inf
+            return ids, np.fromiter(params.logit_bias.values(), np.float32)
 
     def choose(self, logits: FloatArray, position: int) -> int:
-        """The token at `position` from its row of logits (vocab,), which stay untouched."""
+        """The token at `position` from its row of logits (vocab,), which stay untouched.
+
+        Raises RequestError where bias and mask ban every token, BackendError where the logits are not numbers.
+        """
         p = self.params
         row = logits if self.plain else self._prepare(logits)
         token = self._row(row, p.temperature, p.top_k, p.top_p, p.min_p, self.seed, position)
+        if token < 0 or not math.isfinite(row[token]):
+            self._refuse(logits)
         if not self.plain:
             self._append(token, logits)
         return token
@@ -188,6 +198,11 @@ class Sampler:
         if self._mask:
             self._mask(self._output, row)
         return row
+
+    def _refuse(self, logits: FloatArray) -> NoReturn:
+        if np.isfinite(logits.max()):
+            raise RequestError("logit_bias or the mask ban every token; leave one to choose")
+        raise BackendError("the model computes no finite logits: its weights are damaged; download it again")
 
     def _append(self, token: int, logits: FloatArray) -> None:
         self._output.append(token)

@@ -158,6 +158,7 @@ class Session(Generates):
         self.kv = StreamKV(llm.backend, llm.context)
         self._llm, self._drafter, self._drafts, self._prefill_chunk = llm, drafter, drafts, prefill_chunk
         self._streaming = threading.Lock()
+        self._closed = False  # since the last stream began
 
     def stream(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, *, mask: LogitMask | None = None
@@ -189,6 +190,7 @@ class Session(Generates):
         """Serve one checked request."""
         if not self._streaming.acquire(blocking=False):
             raise RequestError("this session is still streaming an answer; finish or close that stream first")
+        self._closed = False
         try:
             for chunk in self._run(request):
                 if chunk.completion:
@@ -196,6 +198,8 @@ class Session(Generates):
                 yield chunk
         finally:
             self._streaming.release()
+            if self._closed:
+                self.close()
         yield chunk  # free already: a caller may stop listening here and ask for more
 
     def _run(self, request: Request) -> Iterator[Chunk]:
@@ -217,6 +221,8 @@ class Session(Generates):
         with closing(self._rounds(request, sampler, limit, stop_token_ids)) as rounds:
             while True:
                 with llm.lock:
+                    if self._closed:
+                        raise RequestError("the session was closed while it streamed this answer; ask again")
                     round = next(rounds)
                 for i, token in enumerate(round.tokens):
                     self.kv.tokens.append(token)
@@ -298,5 +304,12 @@ class Session(Generates):
         )
 
     def close(self) -> None:
-        self.kv.close()
-        self._drafter.begin(())
+        """Free the memory, once an answer that is still streaming has noticed; it ends with a RequestError."""
+        self._closed = True
+        if self._streaming.acquire(blocking=False):
+            try:
+                self.kv.close()
+                self._drafter.begin(())
+            finally:
+                self._closed = False
+                self._streaming.release()

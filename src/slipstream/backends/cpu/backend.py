@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import ctypes as c
 import os
+import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import numpy as np
 
 from slipstream.backends.base import MAX_DRAFTS, FloatArray, IntArray, KVCache
 from slipstream.backends.cpu.library import FORMATS, LayerShape, instruction_sets, library
-from slipstream.errors import BackendError
+from slipstream.errors import BackendError, RequestError
 from slipstream.models.spec import Layer, ModelSpec, WeightTensor
 
 PREFILL_CALL = 256
 """Tokens a native prefill call: between calls Python can be interrupted. Any number gives the same bits."""
 
 _MAX_HEAD_DIM = 256  # csrc/model.h
+_MAX_CAPACITY = 1 << 30  # positions are 32-bit there
+_MAX_THREADS = 1024
 
 
 def default_threads() -> int:
@@ -52,45 +56,57 @@ class CpuCache:
     """Keys and values of one stream, half precision; pages are committed as the text grows."""
 
     def __init__(self, backend: CpuBackend, capacity: int) -> None:
+        self.handle = None
         self.backend = backend  # keeps the model alive as long as its caches
         self.capacity = capacity
-        self.handle = library().slip_cache_new(backend.handle, capacity)
+        with backend.turn():
+            if capacity <= _MAX_CAPACITY:
+                self.handle = library().slip_cache_new(backend.open_handle(), capacity)
         if not self.handle:
             raise BackendError(f"no memory for a KV cache of {capacity} tokens: ask for a smaller context")
 
     @property
     def length(self) -> int:
-        return int(library().slip_cache_length(self.open_handle()))
+        with self.backend.turn():
+            return int(library().slip_cache_length(self.open_handle()))
 
     def can_rewind(self, length: int) -> bool:
-        return bool(library().slip_cache_can_rewind(self.open_handle(), length))
+        with self.backend.turn():
+            return bool(library().slip_cache_can_rewind(self.open_handle(), length))
 
     def rewind(self, length: int) -> None:
-        if not self.can_rewind(length):
-            raise ValueError(f"cannot rewind a cache of {self.length} positions to {length}")
-        library().slip_cache_rewind(self.handle, length)
+        with self.backend.turn():
+            if not self.can_rewind(length):
+                raise ValueError(f"cannot rewind a cache of {self.length} positions to {length}")
+            library().slip_cache_rewind(self.handle, length)
 
     def export_state(self) -> bytes:
         """All that is needed to go on from here, in this or another process, with a cache of the same model."""
-        handle = self.open_handle()
-        out = np.empty(library().slip_cache_state_bytes(self.backend.handle, handle), np.uint8)
-        library().slip_cache_export(self.backend.handle, handle, out.ctypes.data)
-        return out.tobytes()
+        with self.backend.turn():
+            handle, model = self.open_handle(), self.backend.open_handle()
+            out = np.empty(library().slip_cache_state_bytes(model, handle), np.uint8)
+            library().slip_cache_export(model, handle, out.ctypes.data)
+            return out.tobytes()
 
     def import_state(self, data: bytes) -> None:
         """Become the exported cache, bit for bit. Raises ValueError where `data` is no such state, or does not fit."""
         given = np.frombuffer(data, np.uint8)
-        if library().slip_cache_import(self.backend.handle, self.open_handle(), given.ctypes.data, len(given)):
-            raise ValueError("not the state of a cache of this model that fits this capacity")
+        with self.backend.turn():
+            handle, model = self.open_handle(), self.backend.open_handle()
+            if library().slip_cache_import(model, handle, given.ctypes.data, len(given)):
+                raise ValueError("not the state of a cache of this model that fits this capacity")
 
     def close(self) -> None:
-        if self.handle:
-            library().slip_cache_free(self.handle)
-            self.handle = None
+        if self.backend.forked:
+            return  # a lock held in the parent process is never released here
+        with self.backend.turn():
+            if self.handle:
+                library().slip_cache_free(self.handle)
+                self.handle = None
 
     def open_handle(self) -> int:
         if not self.handle:
-            raise ValueError("the KV cache is closed")
+            raise RequestError("the KV cache is closed; ask for a new session")
         return int(self.handle)
 
     def __del__(self) -> None:
@@ -102,7 +118,8 @@ class CpuBackend:
     """Runs a dense model with the best instruction set of this machine.
 
     threads: None is one a core this process may use. isa: None is the best of `instruction_sets()`.
-    Raises BackendError where the library is missing, the shapes do not fit it, or memory runs out.
+    Raises BackendError where the library is missing, the shapes do not fit it, or memory runs out. Calls of several
+    threads take turns. Native threads do not survive a fork: a child process needs a backend of its own.
     """
 
     name = "cpu"
@@ -112,6 +129,8 @@ class CpuBackend:
         self, spec: ModelSpec, tensors: Mapping[str, WeightTensor], threads: int | None = None, isa: str | None = None
     ) -> None:
         self.handle = None
+        self._lock = threading.RLock()  # reentrant, since a finaliser that frees a cache may run within a turn
+        self._process = os.getpid()
         reason = unsupported(spec, tensors)
         if reason:
             raise BackendError(f"the native CPU backend cannot run this model: {reason}; use --backend reference")
@@ -120,8 +139,8 @@ class CpuBackend:
             raise BackendError(f"instruction set {isa!r} is not one of this machine's: {', '.join(isas)}")
         self.isa = isa or isas[0]
         self.threads = default_threads() if threads is None else threads
-        if self.threads < 1:
-            raise BackendError(f"threads must be at least 1, got {threads}")
+        if not 1 <= self.threads <= _MAX_THREADS:
+            raise BackendError(f"threads must be in [1, {_MAX_THREADS}], got {threads}")
         self.spec = spec
         shapes = (LayerShape * len(spec.layers))(*(_shape(layer) for layer in spec.layers))
         freqs = [
@@ -140,7 +159,7 @@ class CpuBackend:
             isas.index(self.isa),
         )
         if not self.handle:
-            raise BackendError("no memory for the model's working buffers")
+            raise BackendError(f"no memory for the working buffers of {self.threads} threads; ask for fewer")
         self._pass_bytes = 0
         for name in spec.tensor_shapes():
             self._load(name, tensors[name])
@@ -150,29 +169,42 @@ class CpuBackend:
         return CpuCache(self, capacity)
 
     def prefill(self, cache: KVCache, tokens: IntArray) -> None:
-        handle, tokens = self._checked(cache, tokens)
+        tokens = np.ascontiguousarray(tokens, np.int32)
         for at in range(0, len(tokens), PREFILL_CALL):
-            part = tokens[at : at + PREFILL_CALL]
-            if library().slip_prefill(self.handle, handle, part.ctypes.data, len(part)):
-                raise BackendError("no memory to attend over this many positions")
+            with self.turn():
+                handle = self._checked(cache, tokens[at:])
+                part = tokens[at : at + PREFILL_CALL]
+                if library().slip_prefill(self.handle, handle, part.ctypes.data, len(part)):
+                    raise BackendError("no memory to attend over this many positions")
 
     def verify(self, cache: KVCache, tokens: IntArray) -> FloatArray:
-        handle, tokens = self._checked(cache, tokens)
+        tokens = np.ascontiguousarray(tokens, np.int32)
         rows = len(tokens)
         if not 1 <= rows <= 1 + MAX_DRAFTS:
             raise ValueError(f"a round has 1 to {1 + MAX_DRAFTS} rows, got {rows}")
-        if library().slip_verify(self.handle, handle, tokens.ctypes.data, rows, self._logits.ctypes.data):
-            raise BackendError("no memory to attend over this many positions")
-        return self._logits[:rows]
+        with self.turn():
+            handle = self._checked(cache, tokens)
+            if library().slip_verify(self.handle, handle, tokens.ctypes.data, rows, self._logits.ctypes.data):
+                raise BackendError("no memory to attend over this many positions")
+            return self._logits[:rows]
 
     def sample(
         self, logits: FloatArray, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int
     ) -> int:
-        return int(
-            library().slip_sample(
-                self.handle, logits.ctypes.data, len(logits), temperature, top_k, top_p, min_p, seed, position
+        with self.turn():
+            return int(
+                library().slip_sample(
+                    self.open_handle(),
+                    logits.ctypes.data,
+                    len(logits),
+                    temperature,
+                    top_k,
+                    top_p,
+                    min_p,
+                    seed,
+                    position,
+                )
             )
-        )
 
     def memory_bytes(self) -> int:
         return self._pass_bytes
@@ -186,26 +218,45 @@ class CpuBackend:
         return out
 
     def close(self) -> None:
-        """Free the weights. Caches must be closed first."""
-        if self.handle:
-            library().slip_model_free(self.handle)
-            self.handle = None
+        """Free the weights. Whoever runs on afterwards gets a BackendError."""
+        if self.forked:
+            return  # the threads to end are those of the parent process
+        with self.turn():
+            if self.handle:
+                library().slip_model_free(self.handle)
+                self.handle = None
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):
             self.close()
 
-    def _checked(self, cache: KVCache, tokens: IntArray) -> tuple[int, IntArray]:
+    @property
+    def forked(self) -> bool:
+        return self._process != os.getpid()
+
+    def turn(self) -> AbstractContextManager[object]:
+        """To be held for one native call, so that nothing is freed under it."""
+        if self.forked:
+            raise BackendError("this process was forked after the model was opened; open it in each process")
+        return self._lock
+
+    def open_handle(self) -> int:
+        if not self.handle:
+            raise BackendError("the model is closed; open it again")
+        return int(self.handle)
+
+    def _checked(self, cache: KVCache, tokens: IntArray) -> int:
+        """The handle of a cache that `tokens` fit."""
         if not isinstance(cache, CpuCache) or cache.backend is not self:
             raise TypeError("a cache of another backend")
-        tokens = np.ascontiguousarray(tokens, np.int32)
+        self.open_handle()
         if cache.length + len(tokens) > cache.capacity:
             raise ValueError(
                 f"{len(tokens)} more tokens do not fit a cache of {cache.capacity} that holds {cache.length}"
             )
         if len(tokens) and not (int(tokens.min()) >= 0 and int(tokens.max()) < self.spec.vocab):
             raise ValueError(f"token ids must be in [0, {self.spec.vocab})")
-        return cache.open_handle(), tokens
+        return cache.open_handle()
 
     def _load(self, name: str, tensor: WeightTensor) -> None:
         layer, short = _address(name)
@@ -239,7 +290,7 @@ def _shape(layer: Layer) -> LayerShape:
         heads=a.heads,
         kv_heads=a.kv_heads,
         head_dim=a.head_dim,
-        window=a.window or 0,
+        window=a.window if a.window and a.window <= _MAX_CAPACITY else 0,  # 0, the whole history, is no less
         inner=layer.feed_forward.inner,
         qkv_bias=a.qkv_bias,
         qk_norm=a.qk_norm,

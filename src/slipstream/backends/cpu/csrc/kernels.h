@@ -47,7 +47,7 @@ static inline void quantise(const float* in, int n, QBlock* block, int r) {
     for (int i = 0; i < n; i += 32, block++) {
         const F a = f_load(in + i), b = f_load(in + i + 16);
         const float top = f_top(f_max(f_abs(a), f_abs(b)));
-        const F inv = f_set(top > 0.f ? 127.f / top : 0.f);
+        const F inv = f_set(top > 1e-36f ? 127.f / top : 0.f);  // below, 127 / top overflows
         const F ya = f_mul(a, inv), yb = f_mul(b, inv), ha = f_round(ya), hb = f_round(yb);
         const F la = f_max(f_min(f_round(f_mul(f_sub(ya, ha), f_set(UNIT))), limit), minus_limit);
         const F lb = f_max(f_min(f_round(f_mul(f_sub(yb, hb), f_set(UNIT))), limit), minus_limit);

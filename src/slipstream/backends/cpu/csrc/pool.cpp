@@ -27,10 +27,17 @@ void wait_change(std::atomic<uint32_t>& value, uint32_t seen) {
 }  // namespace
 
 Pool::Pool(int threads) : threads_(threads) {
-    for (int t = 1; t < threads; t++) workers_.emplace_back([this, t] { loop(t); });
+    try {
+        for (int t = 1; t < threads; t++) workers_.emplace_back([this, t] { loop(t); });
+    } catch (...) {  // the system gives no more threads; those that started would end the process if left unjoined
+        quit();
+        throw;
+    }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { quit(); }
+
+void Pool::quit() {
     quit_ = true;
     job_.fetch_add(1);
     job_.notify_all();

@@ -25,6 +25,7 @@ public:
 
 private:
     void loop(int thread);
+    void quit();
 
     const int threads_;
     void (*work_)(void*, int) = nullptr;
