@@ -243,12 +243,24 @@ def hf_decoder(
 
 
 def gguf_dense(
-    family: str, metadata: Fields, tensors: Tensors, *, qkv_bias: bool = False, qk_norm: bool = False
+    family: str,
+    metadata: Fields,
+    tensors: Tensors,
+    *,
+    qkv_bias: bool = False,
+    qk_norm: bool = False,
+    feed_forward: FeedForward | None = None,
 ) -> ModelSpec:
-    """The same decoder from GGUF metadata, whose keys start with the architecture's name."""
+    """The same decoder from GGUF metadata, whose keys start with the architecture's name.
+
+    feed_forward: of every layer, where it is not dense.
+    """
     at = metadata.text("general.architecture") + "."
-    if metadata.values.get(at + "expert_count"):
-        raise CheckpointError(f"{metadata.source}: mixtures of experts are not supported; choose a dense model")
+    if metadata.values.get(at + "expert_count") and not feed_forward:
+        raise CheckpointError(
+            f"{metadata.source}: a mixture of experts of the dense family {family}; choose a dense model, or qwen3moe"
+        )
+    feed_forward = feed_forward or FeedForward(metadata.integer(at + "feed_forward_length"))
     count = metadata.integer(at + "block_count", limit=max(len(tensors), 1))
     heads = metadata.integer(at + "attention.head_count")
     hidden = metadata.integer(at + "embedding_length")
@@ -268,7 +280,7 @@ def gguf_dense(
         family=family,
         vocab=embed.shape[0],
         hidden=hidden,
-        layers=(Layer(attention, FeedForward(metadata.integer(at + "feed_forward_length"))),) * count,
+        layers=(Layer(attention, feed_forward),) * count,
         norm_eps=metadata.number(at + "attention.layer_norm_rms_epsilon"),
         context=context,
         tied_embeddings="output.weight" not in tensors,

@@ -1,0 +1,50 @@
+"""The reference against transformers: every sparse family, loaded from what transformers wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from hf_models import CASES, logits_of, saved  # noqa: E402 - needs both
+
+from slipstream.models.checkpoint import load_checkpoint  # noqa: E402
+from slipstream.models.reference import Reference  # noqa: E402
+
+LENGTH = 48  # past every window and selection of the cases
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got - expected).abs().max() / expected.abs().max())
+
+
+def decoded_in_rounds(reference: Reference, tokens: list[int]) -> torch.Tensor:
+    """Logits after each token, from rounds of 8 rows: the first 1, 2, .. 8 are right, the rest wrong and dropped."""
+    memory, rows, right = reference.memory(len(tokens) + 8), [], 0
+    rows.append(reference.logits(tokens[:5], memory))
+    while memory.length < len(tokens):
+        at, right = memory.length, right % 8 + 1
+        drafts = tokens[at : at + right]
+        wrong = [(token + 1) % reference.spec.vocab for token in tokens[at : at + 8 - len(drafts)]]
+        rows.append(reference.logits([*drafts, *wrong], memory)[: len(drafts)])
+        memory.length = at + len(drafts)
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_sparse_family_equals_transformers(tmp_path: Path, case: str) -> None:
+    model = saved(tmp_path, *CASES[case])
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.spec.family == case.split()[0]
+    tokens = np.random.default_rng(1).integers(0, checkpoint.spec.vocab, LENGTH).tolist()
+    expected = logits_of(model, tokens)
+    reference = Reference(checkpoint.spec, checkpoint.tensors)
+    assert relative_error(reference.logits(tokens), expected) < 1e-4  # prefill
+    memory = reference.memory(LENGTH)
+    one_by_one = torch.cat([reference.logits([token], memory) for token in tokens])
+    assert relative_error(one_by_one, expected) < 1e-4
+    assert relative_error(decoded_in_rounds(reference, tokens), expected) < 1e-4
