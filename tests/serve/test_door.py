@@ -8,7 +8,7 @@ import time
 import httpx
 import openai
 import pytest
-from conftest import serving
+from serving import serving
 
 from slipstream.serve.auth import Client, Doorkeeper, hash_key
 from slipstream.serve.config import ConfigError, Key, Limits, load_config

@@ -8,7 +8,7 @@ import time
 import httpx
 import openai
 import pytest
-from conftest import serving
+from serving import serving
 
 QUESTION = [{"role": "user", "content": "Tell me a story."}]
 

@@ -5,6 +5,8 @@ Correct everywhere and fast nowhere. Not row-invariant: library matrix products 
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +17,7 @@ from slipstream.errors import BackendError
 if TYPE_CHECKING:
     from slipstream.models.checkpoint import Checkpoint
     from slipstream.models.reference import Memory
+    from slipstream.models.spec import ModelSpec
 
 _CHUNK = 256  # rows a pass in prefill, which bounds the attention scores
 
@@ -56,7 +59,7 @@ class ReferenceBackend:
     """Plain PyTorch on the CPU.
 
     threads: None leaves PyTorch's own choice, which is process-wide. dtype: "float32" or "float64".
-    Raises BackendError where PyTorch is not installed.
+    Raises BackendError where PyTorch is not installed, or memory cannot hold the weights.
     """
 
     name = "reference"
@@ -78,6 +81,12 @@ class ReferenceBackend:
                 raise BackendError(f"threads must be at least 1, got {threads}")
             torch.set_num_threads(threads)
         self.spec = checkpoint.spec
+        needed, free = weight_bytes(self.spec, 4 if dtype == "float32" else 8), available_bytes()
+        if free is not None and needed > free:
+            raise BackendError(
+                f"the weights need {needed / 1e9:.1f} GB in {dtype} and {free / 1e9:.1f} GB of memory are free; "
+                f"choose a model of up to {free / (4 if dtype == 'float32' else 8) / 1e9:.1f} billion parameters"
+            )
         self._model = Reference(checkpoint.spec, checkpoint.tensors, getattr(torch, dtype))
 
     def new_cache(self, capacity: int) -> ReferenceCache:
@@ -98,9 +107,14 @@ class ReferenceBackend:
         return np.asarray(self._model.logits(tokens.tolist(), memory).numpy(), np.float32)
 
     def memory_bytes(self) -> int:
-        weights = self._model.weights
-        read = [w for name, w in weights.items() if name != "embed"]  # a tied embedding is read as the head
-        return sum(w.numel() * w.element_size() for w in read)
+        total = 0.0
+        for name, weight in self._model.weights.items():
+            if name == "embed":  # a tied embedding is read as the head
+                continue
+            experts = ".experts." in name and self.spec.layers[int(name.split(".")[1])].feed_forward.experts
+            share = experts.top_k / experts.count if experts else 1  # what one row reads
+            total += weight.numel() * weight.element_size() * share
+        return round(total)
 
     def _checked(self, cache: KVCache, tokens: IntArray) -> tuple[Memory, IntArray]:
         if not isinstance(cache, ReferenceCache):
@@ -111,3 +125,17 @@ class ReferenceBackend:
         if len(tokens) and (tokens.min() < 0 or tokens.max() >= self.spec.vocab):
             raise ValueError(f"token ids must be in [0, {self.spec.vocab})")
         return cache.memory, tokens
+
+
+def weight_bytes(spec: ModelSpec, element: int) -> int:
+    """Bytes of all weights at `element` bytes a number."""
+    return element * sum(math.prod(shape) for shape in spec.tensor_shapes().values())
+
+
+def available_bytes() -> int | None:
+    """Memory that could be taken without swapping, where the system tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None

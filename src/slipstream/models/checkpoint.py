@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from slipstream.errors import CheckpointError
+from slipstream.models.block_drafter import BlockDrafter, read_block_drafter
 from slipstream.models.families import FAMILIES, Container, Fields
 from slipstream.models.gguf_file import GGUFFile, StringArray, read_gguf
 from slipstream.models.quantised import with_scales
@@ -42,7 +43,7 @@ class Checkpoint:
     """One loadable model. `tensors` has exactly the names and shapes of `spec.tensor_shapes()`.
 
     path: the GGUF file or the directory. file_bytes: size of its weight files. eos_token_ids: tokens that end a text.
-    gguf: the head of the file, where it is one.
+    gguf: the head of the file, where it is one. block_drafter: the config of a drafter published with it.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     file_bytes: int
     gguf: GGUFFile | None = field(default=None, repr=False)
+    block_drafter: BlockDrafter | None = None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -165,7 +167,8 @@ def _load_directory(name: str, path: Path) -> Checkpoint:
             stored[key] = tensor
     spec, tensors = _canonical(fields, container, stored)
     file_bytes = sum(file.stat().st_size for file in files)
-    return Checkpoint(name, path, spec, tensors, _hf_eos(path, config, spec.vocab), file_bytes)
+    drafter = read_block_drafter(path, config, spec)
+    return Checkpoint(name, path, spec, tensors, _hf_eos(path, config, spec.vocab), file_bytes, block_drafter=drafter)
 
 
 def _pick(path: Path, kind: str, known: Mapping[str, Container]) -> Container:

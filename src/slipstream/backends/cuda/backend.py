@@ -52,7 +52,6 @@ class CudaBackend:
     """
 
     name = "cuda"
-    row_invariant = True
 
     def __init__(
         self,
@@ -72,6 +71,7 @@ class CudaBackend:
             self.weights = weights or load(spec, tensors, self.device, dtype)
         except torch.OutOfMemoryError as error:
             raise BackendError(f"the weights do not fit in GPU memory ({_memory()}); use a smaller model") from error
+        self.row_invariant = prefill_mode == "exact"  # decoding is in either mode
         self.prefill_mode, self.pdl = prefill_mode, pdl and self.device.type == "cuda"
         self.buffers = rounds.RoundBuffers(spec.vocab, self.device)
         self.pass_ = self._engine(engine)
