@@ -19,6 +19,11 @@ from slipstream.models.families import FAMILIES, Fields
 from slipstream.models.spec import ModelSpec
 
 TINY_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+TINY_SPARSE_FAMILIES = ("qwen3_moe", "mimo_v2_flash", "naive_n05_flash", "glm4_moe", "deepseek_v3", "deepseek_v32")
+TINY_SPARSE_FAMILIES += ("glm_moe_dsa",)
+CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
+CLASSES |= {"mimo_v2_flash": "MiMoV2Flash", "naive_n05_flash": "NaiveN05Flash", "glm4_moe": "Glm4Moe"}
+CLASSES |= {"deepseek_v3": "DeepseekV3", "deepseek_v32": "DeepseekV32", "glm_moe_dsa": "GlmMoeDsa"}
 FLOAT_FORMATS = ("F32", "F16", "BF16")
 GGUF_FORMATS = (*FLOAT_FORMATS, "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
 MERGES = ("t h", "th e", "Ġ the", "i n", "e r", "Ġ a", "o n", "Ġ s")
@@ -46,13 +51,14 @@ def tiny_tokens(vocab: int) -> list[str]:
 
 
 def tiny_config(family: str = "llama", layers: int = 2, hidden: int = 64, vocab: int = 288, **changes: Any) -> dict:
-    """A config.json: 4 query heads on 2 KV heads; Mistral slides a window of 8; Qwen3 has its own head size."""
+    """A config.json: 4 query heads on 2 KV heads; Mistral slides a window of 8; Qwen3 has its own head size.
+
+    Sparse families have 8 experts, as `_sparse_config` says.
+    """
     eos = tiny_tokens(vocab).index(EOS)
     config = {
         "model_type": family,
-        "architectures": [
-            {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family] + "ForCausalLM"
-        ],
+        "architectures": [CLASSES[family] + "ForCausalLM"],
         "vocab_size": vocab,
         "hidden_size": hidden,
         "intermediate_size": 2 * hidden,
@@ -69,9 +75,29 @@ def tiny_config(family: str = "llama", layers: int = 2, hidden: int = 64, vocab:
     }
     if family == "mistral":
         config["sliding_window"] = 8
-    if family == "qwen3":
+    if family.startswith("qwen3"):
         config["head_dim"] = hidden // 2
+    if family in TINY_SPARSE_FAMILIES:
+        config |= _sparse_config(family, hidden, layers)
     return config | changes
+
+
+def _sparse_config(family: str, hidden: int, layers: int) -> dict[str, Any]:
+    """8 experts, 2 a token; the first layer dense but for Qwen; windows of 8, selections of 12."""
+    config: dict[str, Any] = {"moe_intermediate_size": hidden // 2, "num_experts_per_tok": 2}
+    if family == "qwen3_moe":
+        return config | {"num_experts": 8, "norm_topk_prob": True}
+    config |= {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1}
+    if family.endswith("_flash"):
+        config |= {"head_dim": 32, "v_head_dim": 16, "sliding_window": 8, "num_key_value_heads": 1}
+        config["hybrid_layer_pattern"] = [i % 2 for i in range(layers)]
+        config["moe_layer_freq"] = [min(i, 1) for i in range(layers)]
+    if family in ("deepseek_v3", "deepseek_v32", "glm_moe_dsa"):
+        config |= {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16}
+        config |= {"v_head_dim": 16, "num_key_value_heads": 4}
+    if family in ("naive_n05_flash", "deepseek_v32", "glm_moe_dsa"):
+        config |= {"index_topk": 12, "index_n_heads": 16, "index_head_dim": 32}
+    return config
 
 
 def tiny_spec(config: dict) -> ModelSpec:
