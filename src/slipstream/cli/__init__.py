@@ -24,7 +24,7 @@ COMMANDS = {
     "tiers": ("slipstream.cli.tiers", "What a request costs and waits in each speed tier."),
     "models": ("slipstream.cli.models", "List the models that load by name, and where their weights are."),
     "plan": ("slipstream.cli.plan", "The floor of a model on a machine, from its config alone."),
-    "bench": ("slipstream.cli.bench", "Measure this machine, any endpoint, and what speed does to agents."),
+    "bench": ("slipstream.cli.bench", "Measure this machine, or any endpoint."),
     "verify": ("slipstream.cli.verify", "Prove that speculative decoding changes nothing."),
     "completion": ("slipstream.cli.completion", "Print the shell completion script."),
 }

@@ -17,4 +17,4 @@ BENCHES = {
 
 @click.command("bench", cls=LazyGroup, lazy=BENCHES)
 def command() -> None:
-    """Measure this machine, any endpoint, and what speed does to agents."""
+    """Measure this machine, or any endpoint."""
