@@ -234,10 +234,12 @@ def e4m3_values() -> npt.NDArray[np.float32]:
 
 
 def interleaved(tensor: WeightTensor, heads: int, start: int, width: int) -> WeightTensor:
-    """`tensor` read as `Interleaved` says. Raises ValueError where rows would leave the block of their FP8 scale."""
+    """`tensor` read as `Interleaved` says. Raises CheckpointError where rows would leave their FP8 block."""
     if not isinstance(tensor, BlockScaled):
         return Interleaved(tensor, heads, start, width)
     starts = range(start, tensor.shape[0], tensor.shape[0] // heads)
     if any(first // tensor.block != (first + width - 1) // tensor.block for first in starts):
-        raise ValueError(f"rotary rows of {width} straddle the {tensor.block}-row blocks of their scales")
+        raise CheckpointError(
+            f"rotary rows of {width} straddle the {tensor.block}-row blocks of their scales; choose weights in BF16"
+        )
     return replace(tensor, weight=Interleaved(tensor.weight, heads, start, width))
