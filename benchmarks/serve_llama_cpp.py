@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -80,8 +81,8 @@ def rows(run: Run) -> list[results.Row]:
             made.append(
                 results.Row(
                     id=f"serve-{name}-{ratio.stops}",
-                    work=f"{name.replace('-', ' ')} over HTTP, {ratio.questions} questions, {ratio.stops} stops "
-                    f"(95%: {times.low:.2f}x to {times.high:.2f}x)",
+                    work=f"{name.replace('-', ' ')} over HTTP, {ratio.questions} questions, {ratio.stops} stops, "
+                    f"{ours.tokens_per_round or 1:.2f} tokens a round (95%: {times.low:.2f}x to {times.high:.2f}x)",
                     value=a.p50.value * scale,
                     unit=unit,
                     peer=f"{PEER} server",
@@ -108,6 +109,7 @@ def main() -> None:
     ours = ("slipstream", "serve", options.model, "--port", "PORT", "--threads", threads, "--context", str(CONTEXT))
     peer = ("llama_cpp.server", "--model", str(checkpoint.path), "--port", "PORT", "--n_threads", threads)
     peer += ("--n_threads_batch", threads, "--n_ctx", str(CONTEXT), "--model_alias", options.model)
+    load = os.getloadavg()[0]  # what else ran: threads that wait for each other suffer most from company
     plan = Plan(requests=options.requests, warmup=2, max_tokens=options.max_tokens)
     with running(*ours) as one, running(*peer) as two, options.out.open("w") if options.out else nullcontext() as lines:
         endpoints = [
@@ -128,7 +130,8 @@ def main() -> None:
     made = rows(run)
     for row in made:
         print(results.line(row))
-    path = results.write(FOLDER, "serve_llama_cpp", made, packages=("numpy", "llama-cpp-python", "uvicorn", "h11"))
+    packages = ("numpy", "llama-cpp-python", "uvicorn", "h11")
+    path = results.write(FOLDER, "serve_llama_cpp", made, packages=packages, load_before=load)
     print(f"wrote {path}")
     if options.html:
         from slipstream.bench.report import write_report
