@@ -107,7 +107,12 @@ def compiled(spec: Any, weights: Weights, context: int) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step(token, position)
-    return graph.replay
+
+    def replay() -> Any:
+        graph.replay()
+        return token, position, model  # which must live as long as the graph
+
+    return replay
 
 
 def timed(run: Callable[[], Any], times: int = 8) -> float:
