@@ -20,10 +20,11 @@ from slipstream.models.spec import ModelSpec
 
 TINY_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 TINY_SPARSE_FAMILIES = ("qwen3_moe", "mimo_v2_flash", "naive_n05_flash", "glm4_moe", "deepseek_v3", "deepseek_v32")
-TINY_SPARSE_FAMILIES += ("glm_moe_dsa",)
+TINY_SPARSE_FAMILIES += ("glm_moe_dsa", "gpt_oss")
 CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
 CLASSES |= {"mimo_v2_flash": "MiMoV2Flash", "naive_n05_flash": "NaiveN05Flash", "glm4_moe": "Glm4Moe"}
 CLASSES |= {"deepseek_v3": "DeepseekV3", "deepseek_v32": "DeepseekV32", "glm_moe_dsa": "GlmMoeDsa"}
+CLASSES |= {"gpt_oss": "GptOss"}
 FLOAT_FORMATS = ("F32", "F16", "BF16")
 GGUF_FORMATS = (*FLOAT_FORMATS, "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
 MERGES = ("t h", "th e", "Ġ the", "i n", "e r", "Ġ a", "o n", "Ġ s")
@@ -87,6 +88,9 @@ def _sparse_config(family: str, hidden: int, layers: int) -> dict[str, Any]:
     config: dict[str, Any] = {"moe_intermediate_size": hidden // 2, "num_experts_per_tok": 2}
     if family == "qwen3_moe":
         return config | {"num_experts": 8, "norm_topk_prob": True}
+    if family == "gpt_oss":
+        del config["moe_intermediate_size"]
+        return config | {"head_dim": 32, "num_local_experts": 8, "sliding_window": 8}
     config |= {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1}
     if family.endswith("_flash"):
         config |= {"head_dim": 32, "v_head_dim": 16, "sliding_window": 8, "num_key_value_heads": 1}
@@ -121,6 +125,7 @@ def write_tiny_checkpoint(
     full = tiny_config(family, **config)
     hf, spec = _family(full).hf, tiny_spec(full)
     weights = {hf.stored_name(name): value for name, value in tiny_weights(spec, seed).items()}
+    weights = stacked(weights, transposed=True)
     (path / "config.json").write_text(json.dumps(full, indent=1))
     names = sorted(weights)
     if shards == 1:
@@ -133,6 +138,20 @@ def write_tiny_checkpoint(
         (path / "model.safetensors.index.json").write_text(json.dumps(index))
     write_tokenizer(path, spec.vocab)
     return path
+
+
+def stacked(weights: dict[str, np.ndarray], transposed: bool = False) -> dict[str, np.ndarray]:
+    """`weights`, those named `name[expert]` put into one tensor; of `.gate` and `.up` the rows in turn."""
+    whole = {name: values for name, values in weights.items() if "[" not in name}
+    for name in dict.fromkeys(name.partition("[")[0] for name in weights if "[" in name):
+        experts = range(sum(other.startswith(name + "[") and not other.endswith(".up") for other in weights))
+        if f"{name}[0].gate" in weights:
+            each = [np.stack((weights[f"{name}[{e}].gate"], weights[f"{name}[{e}].up"]), axis=1) for e in experts]
+            each = [pair.reshape(-1, *pair.shape[2:]) for pair in each]
+        else:
+            each = [weights[f"{name}[{e}]"] for e in experts]
+        whole[name] = np.stack([m.T if transposed else m for m in each])
+    return whole
 
 
 def write_tokenizer(path: Path, vocab: int) -> None:
@@ -201,6 +220,8 @@ def write_tiny_gguf(
         config.setdefault("hidden", 256)
     full = tiny_config(family, **config)
     spec, gguf = tiny_spec(full), _family(full | {"model_type": "llama"} if family == "mistral" else full).gguf
+    if gguf is None:
+        raise ValueError(f"{family} has no GGUF form here")
     attention, arch = spec.layers[0].attention, gguf.types[0]
     writer = GGUFWriter(path, arch)
     writer.add_context_length(spec.context)
@@ -215,10 +236,16 @@ def write_tiny_gguf(
     writer.add_layer_norm_rms_eps(spec.norm_eps)
     if attention.window:
         writer.add_sliding_window(attention.window)
+    if experts := spec.layers[0].feed_forward.experts:
+        writer.add_expert_count(experts.count)
+        writer.add_expert_used_count(experts.top_k)
+        writer.add_expert_feed_forward_length(spec.layers[0].feed_forward.inner)
     scaling = full.get("rope_scaling", {}).get("rope_type")
-    if scaling == "linear":
-        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+    if scaling in ("linear", "yarn"):
+        writer.add_rope_scaling_type(RopeScalingType(scaling))
         writer.add_rope_scaling_factor(full["rope_scaling"]["factor"])
+    if scaling == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(full["rope_scaling"]["original_max_position_embeddings"])
     if scaling == "llama3":  # stored as what divides the unscaled frequencies
         plain = tiny_spec(full | {"rope_scaling": None}).layers[0].attention.rope.inv_freq
         writer.add_tensor("rope_freqs.weight", np.divide(plain, attention.rope.inv_freq).astype(np.float32))
@@ -236,12 +263,15 @@ def write_tiny_gguf(
     writer.add_bos_token_id(full["bos_token_id"])
     writer.add_add_bos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
+    named = {}
     for canonical, values in tiny_weights(spec, seed).items():
-        name = gguf.stored_name(canonical)
         kind = canonical.rpartition(".")[2]
         if gguf.interleaved and kind in ("q", "k"):
             values = interleave(values, attention.heads if kind == "q" else attention.kv_heads)
-        add_tensor(writer, name, values, "F32" if values.ndim == 1 else format, seed)
+        named[gguf.stored_name(canonical)] = values
+    for name, values in stacked(named).items():
+        plain = values.ndim == 1 or name.endswith(".bias")
+        add_tensor(writer, name, values, "F32" if plain else format, seed)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

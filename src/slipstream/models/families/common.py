@@ -250,10 +250,11 @@ def gguf_dense(
     qkv_bias: bool = False,
     qk_norm: bool = False,
     feed_forward: FeedForward | None = None,
+    truncate: bool = True,
 ) -> ModelSpec:
     """The same decoder from GGUF metadata, whose keys start with the architecture's name.
 
-    feed_forward: of every layer, where it is not dense.
+    feed_forward: of every layer, where it is not dense. truncate: see `gguf_rope`.
     """
     at = metadata.text("general.architecture") + "."
     if metadata.values.get(at + "expert_count") and not feed_forward:
@@ -271,7 +272,7 @@ def gguf_dense(
     if window is not None:
         window = metadata.integer(at + "attention.sliding_window", limit=1 << 32)
     kv_heads = metadata.integer(at + "attention.head_count_kv", heads)
-    rope = gguf_rope(metadata, at + "rope.", head_dim, context, tensors)
+    rope = gguf_rope(metadata, at + "rope.", head_dim, context, tensors, truncate)
     attention = Attention(heads, kv_heads, head_dim, rope, head_dim**-0.5, window, qkv_bias, qk_norm)
     embed = tensors.get("token_embd.weight")
     if embed is None:
@@ -316,15 +317,23 @@ def hf_rope(config: Fields, head_dim: int, *, kind_of_layer: str = "", partial: 
     )
 
 
-def gguf_rope(metadata: Fields, at: str, head_dim: int, context: int, tensors: Tensors) -> Rope:
-    """Rotary frequencies of GGUF metadata; llama3 scaling is stored as a tensor of divisors."""
+def gguf_rope(metadata: Fields, at: str, head_dim: int, context: int, tensors: Tensors, truncate: bool = True) -> Rope:
+    """Rotary frequencies of GGUF metadata; llama3 scaling is stored as a tensor of divisors.
+
+    truncate: whether YaRN's blend begins and ends on a whole pair, which the format does not say.
+    """
     dim = metadata.integer(at + "dimension_count", head_dim, limit=head_dim)
     frequencies = default_frequencies(dim, metadata.number(at + "freq_base", 10000.0))
     kind = metadata.text(at + "scaling.type", "none")
-    if kind not in ("none", "linear"):
+    if kind not in ("none", "linear", "yarn"):
         raise CheckpointError(
-            f"{metadata.source}: rope scaling {ascii(kind)[:40]} is not supported; none, linear and llama3 are"
+            f"{metadata.source}: rope scaling {ascii(kind)[:40]} is not supported; none, linear, llama3 and yarn are"
         )
+    if kind == "yarn":
+        original = metadata.number(at + "scaling.original_context_length", context)
+        scaling = {"factor": metadata.number(at + "scaling.factor"), "original_max_position_embeddings": original}
+        base = metadata.number(at + "freq_base", 10000.0)
+        return yarn_rope(frequencies, base, Fields(metadata.source, scaling | {"truncate": truncate}), context)
     if kind == "linear":
         frequencies = frequencies / metadata.number(at + "scaling.factor")
     if divisors := tensors.get("rope_freqs.weight"):

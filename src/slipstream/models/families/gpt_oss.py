@@ -11,21 +11,31 @@ from dataclasses import replace
 
 from slipstream.errors import CheckpointError
 from slipstream.models.families.common import (
+    GGUF_NAMES,
+    GGUF_UNUSED,
     HF_NAMES,
     HF_UNUSED,
     Container,
     Family,
     Fields,
     Tensors,
+    gguf_dense,
     hf_attention,
     hf_decoder,
     hf_layer_count,
 )
-from slipstream.models.families.sparse import gate_and_up, unstacked, whole
-from slipstream.models.spec import Experts, FeedForward, ModelSpec, WeightTensor
+from slipstream.models.families.sparse import (
+    GGUF_EXPERT_NAMES,
+    gate_and_up,
+    gguf_experts,
+    gguf_rearrange,
+    unstacked,
+    whole,
+)
+from slipstream.models.spec import Experts, FeedForward, Layer, ModelSpec, WeightTensor
 from slipstream.models.tensors import PackedMXFP4, Strided
 
-ALPHA = 1.702
+ALPHA, LIMIT = 1.702, 7.0
 
 
 def hf_spec(config: Fields, tensors: Tensors) -> ModelSpec:
@@ -46,10 +56,20 @@ def hf_spec(config: Fields, tensors: Tensors) -> ModelSpec:
         "clamped",
         experts,
         alpha=config.number("swiglu_alpha", ALPHA),
-        limit=config.number("swiglu_limit", 7.0),
+        limit=config.number("swiglu_limit", LIMIT),
     )
     window_of = [window if kind == "sliding_attention" else None for kind in kinds]
     return hf_decoder("gpt_oss", config, [replace(attention, window=w) for w in window_of], [feed_forward] * count)
+
+
+def gguf_spec(metadata: Fields, tensors: Tensors) -> ModelSpec:
+    """Even layers slide; alpha and limit are the released models', since the format does not carry them."""
+    inner, experts = gguf_experts(metadata, bias=True)
+    feed_forward = FeedForward(inner, "clamped", experts, alpha=ALPHA, limit=LIMIT)
+    spec = gguf_dense("gpt_oss", metadata, tensors, qkv_bias=True, feed_forward=feed_forward, truncate=False)
+    sliding = replace(spec.layers[0].attention, sinks=True, o_bias=True)
+    kinds = (sliding, replace(sliding, window=None))
+    return replace(spec, layers=tuple(Layer(kinds[i % 2], feed_forward) for i in range(len(spec.layers))))
 
 
 def transposed(tensor: WeightTensor) -> dict[str, WeightTensor]:
@@ -96,4 +116,21 @@ NAMES = HF_NAMES | {
     "experts.up_bias": "model.layers.{i}.mlp.experts.gate_up_proj_bias[{e}].up",
     "experts.down_bias": "model.layers.{i}.mlp.experts.down_proj_bias[{e}]",
 }
-FAMILY = Family("gpt_oss", hf=Container(("gpt_oss",), hf_spec, NAMES, rearrange=hf_rearrange, unused=HF_UNUSED))
+GGUF_OSS_NAMES = (
+    GGUF_NAMES
+    | GGUF_EXPERT_NAMES
+    | {
+        "ffn_norm": "blk.{i}.post_attention_norm.weight",
+        "o_bias": "blk.{i}.attn_output.bias",
+        "sinks": "blk.{i}.attn_sinks.weight",
+        "router_bias": "blk.{i}.ffn_gate_inp.bias",
+        "experts.gate_bias": "blk.{i}.ffn_gate_exps.bias[{e}]",
+        "experts.up_bias": "blk.{i}.ffn_up_exps.bias[{e}]",
+        "experts.down_bias": "blk.{i}.ffn_down_exps.bias[{e}]",
+    }
+)
+FAMILY = Family(
+    "gpt_oss",
+    hf=Container(("gpt_oss",), hf_spec, NAMES, rearrange=hf_rearrange, unused=HF_UNUSED),
+    gguf=Container(("gpt-oss",), gguf_spec, GGUF_OSS_NAMES, rearrange=gguf_rearrange, unused=GGUF_UNUSED),
+)

@@ -19,10 +19,8 @@ from slipstream.models.families.common import (
     hf_decoder,
     hf_layer_count,
 )
-from slipstream.models.families.sparse import expert_count, unstacked, whole
+from slipstream.models.families.sparse import GGUF_EXPERT_NAMES, expert_count, gguf_experts, gguf_rearrange
 from slipstream.models.spec import Experts, FeedForward, ModelSpec
-
-STACKED = ("ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight")
 
 
 def hf_spec(config: Fields, tensors: Tensors) -> ModelSpec:
@@ -46,23 +44,12 @@ def hf_spec(config: Fields, tensors: Tensors) -> ModelSpec:
 
 
 def gguf_spec(metadata: Fields, tensors: Tensors) -> ModelSpec:
-    at = metadata.text("general.architecture") + "."
-    experts = Experts(metadata.integer(at + "expert_count", limit=4096), metadata.integer(at + "expert_used_count"))
-    feed_forward = FeedForward(metadata.integer(at + "expert_feed_forward_length"), experts=experts)
+    inner, experts = gguf_experts(metadata)
+    feed_forward = FeedForward(inner, experts=experts)
     return gguf_dense("qwen3_moe", metadata, tensors, qk_norm=True, feed_forward=feed_forward)
 
 
-def gguf_rearrange(spec: ModelSpec, tensors: Tensors) -> Tensors:
-    experts = spec.layers[0].feed_forward.experts
-    return unstacked(tensors, dict.fromkeys(STACKED, whole), experts.count) if experts else tensors
-
-
-GGUF_MOE_NAMES = GGUF_NAMES | {
-    "router": "blk.{i}.ffn_gate_inp.weight",
-    "experts.gate": "blk.{i}.ffn_gate_exps.weight[{e}]",
-    "experts.up": "blk.{i}.ffn_up_exps.weight[{e}]",
-    "experts.down": "blk.{i}.ffn_down_exps.weight[{e}]",
-}
+GGUF_MOE_NAMES = GGUF_NAMES | GGUF_EXPERT_NAMES
 FAMILY = Family(
     "qwen3_moe",
     hf=Container(("qwen3_moe",), hf_spec, HF_NAMES, unused=HF_UNUSED),

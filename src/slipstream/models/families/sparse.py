@@ -12,6 +12,12 @@ from slipstream.models.families.common import HF_NAMES, Fields, Tensors, hf_deco
 from slipstream.models.spec import Attention, Experts, FeedForward, Indexer, Latent, ModelSpec, WeightTensor
 from slipstream.models.tensors import FileTensor, Strided
 
+GGUF_EXPERT_NAMES = {
+    "router": "blk.{i}.ffn_gate_inp.weight",
+    "experts.gate": "blk.{i}.ffn_gate_exps.weight[{e}]",
+    "experts.up": "blk.{i}.ffn_up_exps.weight[{e}]",
+    "experts.down": "blk.{i}.ffn_down_exps.weight[{e}]",
+}
 INDEXER_NAMES = {
     "index_q": "model.layers.{i}.self_attn.indexer.wq_b.weight",
     "index_k": "model.layers.{i}.self_attn.indexer.wk.weight",
@@ -154,3 +160,17 @@ def whole(tensor: WeightTensor) -> dict[str, WeightTensor]:
 def gate_and_up(tensor: WeightTensor) -> dict[str, WeightTensor]:
     """Rows of gate and up in turn."""
     return {".gate": Strided(tensor, 0, 2), ".up": Strided(tensor, 1, 2)}
+
+
+def gguf_experts(metadata: Fields, *, bias: bool = False) -> tuple[int, Experts]:
+    """Inner size of an expert, and how tokens are routed: softmax over the chosen ones."""
+    at = metadata.text("general.architecture") + "."
+    count, top_k = metadata.integer(at + "expert_count", limit=4096), metadata.integer(at + "expert_used_count")
+    return metadata.integer(at + "expert_feed_forward_length"), Experts(count, top_k, bias=bias)
+
+
+def gguf_rearrange(spec: ModelSpec, tensors: Tensors) -> Tensors:
+    """GGUF stacks the experts of a layer in one tensor a matrix."""
+    experts = spec.layers[0].feed_forward.experts
+    names = [f"ffn_{kind}_exps.{what}" for kind in ("gate", "up", "down") for what in ("weight", "bias")]
+    return unstacked(tensors, dict.fromkeys(names, whole), experts.count) if experts else tensors
