@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny import (
     TINY_FAMILIES,
     TINY_SPARSE_FAMILIES,
@@ -162,6 +165,35 @@ def test_a_block_drafter_beside_the_model_is_read(tmp_path: Path, folder: bool) 
 )
 def test_a_block_drafter_of_another_model_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     assert said in refusal(write_tiny_checkpoint(tmp_path, "naive_n05_flash", drafter=DRAFTER | changes))
+
+
+JSON = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+JSON |= st.sampled_from([10**30, 2**63, 1e308, 0, 1, "FS", "yarn"])
+JSON = st.recursive(JSON, lambda inner: st.lists(inner, max_size=3), max_leaves=4)
+SCALING = "factor rope_theta original_max_position_embeddings mscale mscale_all_dim beta_fast beta_slow truncate"
+SCALING += " attention_factor partial_rotary_factor full_attention"
+KINDS = st.sampled_from(["yarn", "linear", "default"])
+ROPE = st.fixed_dictionaries({"rope_type": KINDS}, optional=dict.fromkeys(SCALING.split(), JSON))
+OPTIONAL = ("layer_types", "mlp_layer_types", "indexer_types", "index_topk_pattern", "index_topk_freq", "drafter")
+OPTIONAL += ("mlp_only_layers", "decoder_sparse_step", "quantization_config", "swa_rope_theta", "sliding_window_size")
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("family", TINY_SPARSE_FAMILIES)
+def test_any_sparse_config_loads_or_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, family: str, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.getbasetemp() / f"any-{family}"
+    if not path.exists():
+        write_tiny_checkpoint(path, family)
+    keys = st.sampled_from([*tiny_config(family), *OPTIONAL])
+    changes = data.draw(st.dictionaries(keys, JSON, max_size=3))
+    if data.draw(st.booleans()):
+        changes["rope_parameters"] = data.draw(ROPE | JSON)
+    (path / "config.json").write_text(json.dumps(tiny_config(family) | changes))
+    with suppress(CheckpointError):  # and nothing else
+        load_checkpoint(path)
 
 
 def test_a_spec_that_makes_no_sense_is_refused() -> None:

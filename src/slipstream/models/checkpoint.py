@@ -187,7 +187,7 @@ def _canonical(
         stored = with_scales(fields, {key: t for key, t in stored.items() if not key.startswith(extra)})
         spec = container.spec(fields, stored)
         stored = container.rearrange(spec, stored) if container.rearrange else stored
-    except (ValueError, OverflowError) as error:
+    except (ValueError, ArithmeticError) as error:
         raise CheckpointError(f"{fields.source}: {error}; download the checkpoint again") from error
     tensors: dict[str, WeightTensor] = {}
     spare = set(stored)
