@@ -7,6 +7,7 @@ other's read, for which TOLERANCE allows.
 from __future__ import annotations
 
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,15 @@ def test_senseless_options_are_refused_before_anything_is_asked(args: list[str],
         assert not server.served
     assert shown.exit_code == 2
     assert message in shown.output
+
+
+def test_a_report_that_cannot_be_drawn_is_refused_before_anything_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it fails
+    with ScriptedServer(plain(["a"], 0, 0, 1)) as server:
+        shown = bench(server, "--html", "report.html")
+        assert not server.served
+    assert isinstance(shown.exception, SlipstreamError)
+    assert "slipstream-llm[plot]" in str(shown.exception)
 
 
 def test_an_endpoint_that_fails_its_first_question_is_not_measured() -> None:
