@@ -41,9 +41,16 @@ def round_us(backend: CudaBackend, context: int, rows: int, samples: int = 40) -
     program = backend._program(cache, "rounds", rows)
     times = []
     for _ in range(samples):
-        slots = {START: context, RUN_ROWS: rows, LEFT: 1 << 20, ROUND: 0, CAPACITY: cache.capacity}
+        slots = {
+            START: context,
+            RUN_ROWS: rows,
+            LEFT: 1 << 20,
+            ROUND: backend.buffers.next_round,
+            CAPACITY: cache.capacity,
+        }
         backend._upload(cache, slots, np.arange(rows, dtype=np.int32) + 5)
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        backend.buffers.next_round += rounds.UNROLLED  # the ring's tags never repeat
         torch.cuda._sleep(200_000)  # the host gets ahead, so that only device time lies between the events
         before.record()
         program()

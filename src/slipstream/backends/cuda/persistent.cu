@@ -40,7 +40,7 @@ struct Args {
     u16* keys;    // (LAYERS, KV_HEADS, positions, HD)
     u16* values;  // (LAYERS, KV_HEADS, HD, positions)
     float* logits;
-    char* arena;  // (2, LAYERS + 1, layer_bytes); the last layer holds the embedded rows
+    char* arena;  // (2, LAYERS, layer_bytes)
     int* epoch;   // pass number, blocks done, then (rows, splits) dirty in each arena
     u64* profile;  // null, or (GRID, LAYERS, STAMPS) clocks, then the head's (GRID, 2)
     u64 positions, layer_bytes, want_logits;
@@ -60,18 +60,16 @@ BOTH int piece(int k) {  // columns of a tile copied at once: the largest diviso
 constexpr int SLOT_BYTES = max_of(max_of(piece(HIDDEN), piece(ATT)), piece(INNER)) * 32;
 constexpr int X_BYTES = max_of(X_ROWS * pitch(max_of(max_of(HIDDEN, ATT), CHUNK)), WARPS * 16 * (HD + 4) * 4);
 constexpr int RED_FLOATS = WARPS * NT * 128;
-constexpr int H_FLOATS = OWNED * X_ROWS * 16;
-constexpr int REDS = NT == 1 ? 3 : 2;  // tiles whose partial sums may wait to be summed
-constexpr int FIXED = X_BYTES + (REDS * RED_FLOATS + H_FLOATS + ROWS) * 4;
+constexpr int SS_FLOATS = X_ROWS * (HIDDEN / 8), H_FLOATS = OWNED * X_ROWS * 16;
+constexpr int REDS = 4 / NT;  // tiles whose partial sums may wait to be summed
+constexpr int FIXED = X_BYTES + (REDS * RED_FLOATS + H_FLOATS + SS_FLOATS + ROWS) * 4;
 constexpr int SLOTS = (SMEM - FIXED) / (SLOT_BYTES + 16);  // of the ring: all the shared memory that is left
 constexpr int SMEM_X = SLOTS * SLOT_BYTES, SMEM_RED = SMEM_X + X_BYTES, SMEM_H = SMEM_RED + REDS * RED_FLOATS * 4;
-constexpr int SMEM_RSTD = SMEM_H + H_FLOATS * 4, SMEM_BARS = SMEM_RSTD + ROWS * 4;
+constexpr int SMEM_SS = SMEM_H + H_FLOATS * 4, SMEM_RSTD = SMEM_SS + SS_FLOATS * 4, SMEM_BARS = SMEM_RSTD + ROWS * 4;
 // An arena's layer: a record a row (qkv, the stream after attention, inner activations, the stream after the
-// feed-forward; the stream times the next norm's weights, then a tile's sum of squares in float), new values transposed, then attention's parts, a record (ATT fp16, HEADS float) a split and row.
-constexpr int AT_MID = QKV * 2;
-constexpr int AT_SQUARES = HIDDEN * 2, STREAM_BYTES = AT_SQUARES + (HIDDEN / 4 + 15) / 16 * 16;  // of mid and out
-constexpr int AT_INNER = AT_MID + STREAM_BYTES, AT_OUT = AT_INNER + INNER * 2;
-constexpr int ROW_BYTES = AT_OUT + STREAM_BYTES, V_BYTES = KV_HEADS * HD * V_SLOTS * 2;
+// feed-forward), new values transposed, then attention's parts, a record (ATT bf16, HEADS float) a split and row.
+constexpr int AT_MID = QKV * 2, AT_INNER = AT_MID + HIDDEN * 2, AT_OUT = AT_INNER + INNER * 2;
+constexpr int ROW_BYTES = AT_OUT + HIDDEN * 2, V_BYTES = KV_HEADS * HD * V_SLOTS * 2;
 constexpr int PART_BYTES = ATT * 2 + (HEADS * 4 + 15) / 16 * 16;
 constexpr int AT_V = ROWS * ROW_BYTES, AT_PARTS = AT_V + V_BYTES;
 static_assert(SLOTS >= 2, "activations leave no room for weights in shared memory");
@@ -156,20 +154,6 @@ __device__ __forceinline__ u32 pack(float lo, float hi) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
     return v;
 }
-// Attention's parts travel as fp16, eight times finer than bf16: they are averages of values, far from its range. The
-// sentinel is a NaN of it too.
-__device__ __forceinline__ u32 pack_half(float lo, float hi) {
-    u32 v;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
-    return v;
-}
-__device__ __forceinline__ float2 unpack_half(u32 v) {
-    float2 x;
-    asm("{\n.reg .f16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}"
-        : "=f"(x.x), "=f"(x.y)
-        : "r"(v));
-    return x;
-}
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -239,62 +223,94 @@ struct Block {
 
     // ---- activations into shared memory
 
-    // K values of every row, and where they are the stream, from its tiles' sums of squares, one over its root mean
-    // square, which scales the products later: a warp a row. Asked for together.
-    template <int K, bool NORMED>
-    __device__ __forceinline__ void load_rows(const char* from) {
-        constexpr int CHUNKS = K / 8, BATCH = 3, SQUARES = NORMED ? (HIDDEN / 16 + 31) / 32 : 1;
-        const int total = rows * CHUNKS, warp = thread() >> 5, lane = thread() & 31;
-        float squares[NT][SQUARES];
+    // x = row * norm for every row; the sum of squares of each 8 values goes aside for `finish_norm`.
+    // `source` gives the address of 8 values. Several are asked for before the first is waited for.
+    template <class Source>
+    __device__ __forceinline__ void load_normed(const float* norm, Source source) {
+        constexpr int CHUNKS = HIDDEN / 8, BATCH = 3;
+        float* squares = (float*)(smem + SMEM_SS);
+        const int total = rows * CHUNKS;
+#pragma unroll 1
+        for (int first = 0; first < total; first += BATCH * THREADS) {
+            const int i0 = first + thread();
+            float4 n0[BATCH], n1[BATCH];
+            uint4 v[BATCH];
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) {
+                if (first + j * THREADS >= total) continue;  // the same for all threads: skips the code
+                const int k = (i0 + j * THREADS) % CHUNKS * 8;
+                n0[j] = __ldg((const float4*)(norm + k)), n1[j] = __ldg((const float4*)(norm + k + 4));
+            }
+            until([&] {
+                Seen seen;
+#pragma unroll
+                for (int j = 0; j < BATCH; ++j) {
+                    if (first + j * THREADS >= total) continue;
+                    const int i = i0 + j * THREADS;
+                    if (i < total) v[j] = poll_load16(source(i / CHUNKS, i % CHUNKS * 8)), seen.add(v[j]);
+                }
+                return seen.all();
+            });
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) {
+                if (first + j * THREADS >= total) continue;
+                const int i = i0 + j * THREADS, row = i / CHUNKS, k = i % CHUNKS * 8;
+                if (i >= total) continue;
+                const float h[8] = {low(v[j].x), high(v[j].x), low(v[j].y), high(v[j].y),
+                                    low(v[j].z), high(v[j].z), low(v[j].w), high(v[j].w)};
+                float s = 0;
+#pragma unroll
+                for (int e = 0; e < 8; ++e) s += h[e] * h[e];
+                squares[i] = s;
+                *(uint4*)(smem + SMEM_X + row * pitch(HIDDEN) + k * 2) =
+                    make_uint4(pack(h[0] * n0[j].x, h[1] * n0[j].y), pack(h[2] * n0[j].z, h[3] * n0[j].w),
+                               pack(h[4] * n1[j].x, h[5] * n1[j].y), pack(h[6] * n1[j].z, h[7] * n1[j].w));
+            }
+        }
+    }
+    __device__ __forceinline__ void load_stream(const char* from, const float* norm) {
+        load_normed(norm, [&](int row, int k) { return from + row * ROW_BYTES + k * 2; });
+    }
+    __device__ __forceinline__ void finish_norm() {
+        constexpr int CHUNKS = HIDDEN / 8;
+        const int warp = thread() >> 5, lane = thread() & 31;
+        for (int row = WARPS - 1 - warp; row < rows; row += WARPS) {
+            const float* squares = (const float*)(smem + SMEM_SS) + row * CHUNKS;
+            float s = 0;
+#pragma unroll
+            for (int i = 0; i < (CHUNKS + 31) / 32; ++i)
+                if (i * 32 + lane < CHUNKS) s += squares[i * 32 + lane];
+#pragma unroll
+            for (int d = 16; d; d >>= 1) s += __shfl_xor_sync(~0u, s, d);
+            if (lane == 0) rstd()[row] = rsqrtf(s / HIDDEN + EPS);
+        }
+    }
+    __device__ __forceinline__ void load_inner(const char* p, int k0) {
+        constexpr int CHUNKS = CHUNK / 8, BATCH = 3;
+        const int total = rows * CHUNKS;
 #pragma unroll 1
         for (int first = 0; first < total; first += BATCH * THREADS) {
             const int i0 = first + thread();
             uint4 v[BATCH];
             until([&] {
                 Seen seen;
-                bool ready = true;
 #pragma unroll
                 for (int j = 0; j < BATCH; ++j) {
-                    if (first + j * THREADS >= total) continue;  // the same for all threads: skips the code
+                    if (first + j * THREADS >= total) continue;
                     const int i = i0 + j * THREADS;
                     if (i >= total) continue;
-                    v[j] = poll_load16(from + i / CHUNKS * ROW_BYTES + i % CHUNKS * 16), seen.add(v[j]);
+                    v[j] = poll_load16(p + i / CHUNKS * ROW_BYTES + AT_INNER + (k0 + i % CHUNKS * 8) * 2);
+                    seen.add(v[j]);
                 }
-                if (NORMED && first == 0)
-#pragma unroll
-                    for (int n = 0; n < NT; ++n) {
-                        const int row = n * 8 + WARPS - 1 - warp;
-                        if (row >= rows) continue;
-#pragma unroll
-                        for (int i = 0; i < SQUARES; ++i) {
-                            squares[n][i] = 0;
-                            if (i * 32 + lane >= HIDDEN / 16) continue;
-                            const u32 x = poll_load4(from + row * ROW_BYTES + AT_SQUARES + (i * 32 + lane) * 4);
-                            ready &= x != ~0u;
-                            squares[n][i] = __uint_as_float(x);
-                        }
-                    }
-                return ready && seen.all();
+                return seen.all();
             });
 #pragma unroll
             for (int j = 0; j < BATCH; ++j) {
                 if (first + j * THREADS >= total) continue;
                 const int i = i0 + j * THREADS;
-                if (i < total) *(uint4*)(smem + SMEM_X + i / CHUNKS * pitch(K) + i % CHUNKS * 16) = v[j];
+                if (i < total) *(uint4*)(smem + SMEM_X + i / CHUNKS * pitch(CHUNK) + i % CHUNKS * 16) = v[j];
             }
         }
-        if (NORMED)
-#pragma unroll
-            for (int n = 0; n < NT; ++n) {
-                const int row = n * 8 + WARPS - 1 - warp;
-                if (row >= rows) continue;
-                float sum = 0;
-#pragma unroll
-                for (int i = 0; i < SQUARES; ++i) sum += squares[n][i];
-#pragma unroll
-                for (int d = 16; d; d >>= 1) sum += __shfl_xor_sync(~0u, sum, d);
-                if (lane == 0) rstd()[row] = rsqrtf(sum / HIDDEN + EPS);
-            }
     }
     // Attention's parts merged in order of position, weighted by their share of the softmax sum.
     __device__ __forceinline__ void load_merged(const char* p, int first, int last) {
@@ -339,11 +355,11 @@ struct Block {
 #pragma unroll
                     for (int j = 0; j < PARTS; ++j) {
                         if (s0 + j >= last) continue;
-                        const float2 x = unpack_half(v[b][j].x), y = unpack_half(v[b][j].y);
-                        const float2 z = unpack_half(v[b][j].z), t = unpack_half(v[b][j].w);
+                        const uint4 x = v[b][j];
                         const float m = __uint_as_float(l[b][j]), next = fmaxf(top[b], m);
                         const float fade = exp2_fast(top[b] - next), share = exp2_fast(m - next);
-                        const float o[8] = {x.x, x.y, y.x, y.y, z.x, z.y, t.x, t.y};
+                        const float o[8] = {low(x.x), high(x.x), low(x.y), high(x.y),
+                                            low(x.z), high(x.z), low(x.w), high(x.w)};
                         sum[b] = sum[b] * fade + share;
 #pragma unroll
                         for (int e = 0; e < 8; ++e) acc[b][e] = acc[b][e] * fade + share * o[e];
@@ -403,7 +419,8 @@ struct Block {
     // `count` tiles of a matrix whose input is whole in shared memory. `emit(tile, row tile, sums)` runs in one warp a
     // row tile; sums are (feature g, rows 2c and 2c + 1), then (feature g + 8, the same). `prepare` runs before.
     template <int K, class Prepare, class Load, class Emit>
-    __device__ __forceinline__ void product(const int* tasks, int count, Prepare prepare, Load load, Emit emit) {
+    __device__ __forceinline__ void product(const int* tasks, int count, bool normed, Prepare prepare, Load load,
+                                            Emit emit) {
         if (count == 0) return (void)(clock_at += 2);
         int n = turn(0), tile = __ldg(tasks);
         if (n >= 0) prepare(tile, n);
@@ -419,6 +436,7 @@ struct Block {
             for (int k = 0; k < K; k += piece(K))
                 stream.multiply<piece(K) / 16>(acc, smem, smem + SMEM_X + k * 2, pitch(K));
             put(acc);
+            if (normed && i == 0) finish_norm();
             hand_over(n >= 0);
             if (n >= 0) emit(tile, n, sum(n));
             red = (red + 1) % REDS;
@@ -443,6 +461,14 @@ struct Block {
             if (dim < 0 || n || c || (start & 3) == 0) return;
             const u16* v = a.values + (u64)(l * KV_HEADS * HD + dim) * a.positions + (start & ~3);
             old_a = *(const uint2*)v, old_b = *(const uint2*)(v + HD / 2 * a.positions);
+        };
+        auto load = [&] {
+            if (l)
+                load_stream(from, w.attention_norm);
+            else
+                load_normed(w.attention_norm, [&](int row, int k) {
+                    return (const char*)(a.embed + (u64)a.row_tokens[row] * HIDDEN + k);
+                });
         };
         auto emit = [&](int tile, int n, float4 s) {
             const int head = tile / (HD / 16), j = tile % (HD / 16) * 8 + g, r0 = n * 8 + 2 * c;
@@ -495,7 +521,7 @@ struct Block {
                 v[0] = va, v[HD / 2 * a.positions] = vb;
             }
         };
-        product<HIDDEN>(tasks, count, prepare, [&] { load_rows<HIDDEN, true>(from); }, emit);
+        product<HIDDEN>(tasks, count, true, prepare, load, emit);
     }
 
     __device__ __forceinline__ void gate_up(const Layer& w, const char* p, const int* tasks, int count) {
@@ -509,66 +535,32 @@ struct Block {
             if (r0 < rows) publish2(at, (u16)v);
             if (r0 + 1 < rows) publish2(at + ROW_BYTES, (u16)(v >> 16));
         };
-        product<HIDDEN>(tasks, count, [](int, int) {}, [&] { load_rows<HIDDEN, true>(p + AT_MID); }, emit);
+        product<HIDDEN>(tasks, count, true, [](int, int) {}, [&] { load_stream(p + AT_MID, w.ffn_norm); }, emit);
     }
 
-    // Adds sums to an owned tile of the residual stream and publishes it times the next norm's weights (`norm`, of this
-    // thread's two features), with the tile's sum of squares.
-    __device__ __forceinline__ void add(int owned, int tile, int n, float4 s, float2 norm, const char* to) {
+    // Adds sums to an owned tile of the residual stream and publishes it.
+    __device__ __forceinline__ void add(int owned, int tile, int n, float4 s, const char* to) {
         const int lane = thread() & 31, g = lane >> 2, c = lane & 3, r0 = n * 8 + 2 * c;
         float2* h = (float2*)(residual(owned) + r0 * 16 + 2 * g);
         float2 h0 = h[0], h1 = h[8];
         h0.x += s.x, h0.y += s.z, h1.x += s.y, h1.y += s.w;
         char* at = const_cast<char*>(to) + r0 * ROW_BYTES + (tile * 16 + 2 * g) * 2;
-        if (r0 < rows) publish4(at, pack(h0.x * norm.x, h0.y * norm.y));
-        if (r0 + 1 < rows) publish4(at + ROW_BYTES, pack(h1.x * norm.x, h1.y * norm.y));
-        float q0 = h0.x * h0.x + h0.y * h0.y, q1 = h1.x * h1.x + h1.y * h1.y;
-#pragma unroll
-        for (int d = 4; d < 32; d <<= 1) q0 += __shfl_xor_sync(~0u, q0, d), q1 += __shfl_xor_sync(~0u, q1, d);
-        char* squares = const_cast<char*>(to) + r0 * ROW_BYTES + AT_SQUARES + tile * 4;
-        if (g == 0 && r0 < rows) publish4(squares, __float_as_uint(q0));
-        if (g == 0 && r0 + 1 < rows) publish4(squares + ROW_BYTES, __float_as_uint(q1));
+        if (r0 < rows) publish4(at, pack(h0.x, h0.y));
+        if (r0 + 1 < rows) publish4(at + ROW_BYTES, pack(h1.x, h1.y));
         h[0] = h0, h[8] = h1;
     }
-    __device__ __forceinline__ float2 norm_of(const float* norm, int tile) {
-        return __ldg((const float2*)(norm + tile * 16) + ((thread() & 31) >> 2));
+
+    __device__ __forceinline__ void output(const char* p, const int* owned, int count, int first, int last) {
+        product<ATT>(owned, count, false, [](int, int) {}, [&] { load_merged(p, first, last); },
+                     [&](int tile, int n, float4 s) { add(tile / GRID, tile, n, s, p + AT_MID); });
     }
 
-    // The embedded rows become the residual stream.
-    __device__ __forceinline__ void embed(const char* to, const int* owned, int count) {
-        const int lane = thread() & 31, g = lane >> 2, c = lane & 3;
-        for (int i = 0; i < count; ++i) {
-            const int n = turn(i), tile = __ldg(owned + i), r0 = n * 8 + 2 * c;
-            if (n < 0) continue;
-            auto value = [&](int row) {
-                return row < rows ? *(const u32*)(a.embed + (u64)a.row_tokens[row] * HIDDEN + tile * 16 + 2 * g) : 0;
-            };
-            const u32 e0 = value(r0), e1 = value(r0 + 1);
-            float2* h = (float2*)(residual(i) + r0 * 16 + 2 * g);
-            h[0] = h[8] = make_float2(0, 0);
-            add(i, tile, n, make_float4(low(e0), low(e1), high(e0), high(e1)),
-                norm_of(a.layers[0].attention_norm, tile), to);
-        }
-    }
-
-    __device__ __forceinline__ void output(const Layer& w, const char* p, const int* owned, int count, int first,
-                                           int last) {
-        float2 norm;
-        product<ATT>(owned, count, [&](int tile, int) { norm = norm_of(w.ffn_norm, tile); },
-                     [&] { load_merged(p, first, last); },
-                     [&](int tile, int n, float4 s) { add(tile / GRID, tile, n, s, norm, p + AT_MID); });
-    }
-
-    __device__ __forceinline__ void down(const float* next_norm, const char* p, const int* owned, int count) {
+    __device__ __forceinline__ void down(const char* p, const int* owned, int count) {
         if (count == 0) return (void)(clock_at += 2);
         float acc[OWNED][2][NT][4] = {};
-        float2 norm[OWNED];
-#pragma unroll
-        for (int i = 0; i < OWNED; ++i)
-            if (i < count) norm[i] = norm_of(next_norm, __ldg(owned + i));
         for (int k0 = 0; k0 < INNER; k0 += CHUNK) {
             block_sync();
-            load_rows<CHUNK, false>(p + AT_INNER + k0 * 2);
+            load_inner(p, k0);
             block_sync();
             if (k0 == 0) stamp();
 #pragma unroll
@@ -584,7 +576,7 @@ struct Block {
             const int n = turn(i);
             put(acc[i]);
             hand_over(n >= 0);
-            if (n >= 0) add(i, __ldg(owned + i), n, sum(n), norm[i], p + AT_OUT);
+            if (n >= 0) add(i, __ldg(owned + i), n, sum(n), p + AT_OUT);
             red = (red + 1) % REDS;
         }
         stamp();
@@ -599,7 +591,7 @@ struct Block {
             if (r0 < rows) *(float2*)at = make_float2(s.x * n0, s.z * n0);
             if (r0 + 1 < rows) *(float2*)(at + VOCAB) = make_float2(s.y * n1, s.w * n1);
         };
-        product<HIDDEN>(tasks, count, [](int, int) {}, [&] { load_rows<HIDDEN, true>(from); }, emit);
+        product<HIDDEN>(tasks, count, true, [](int, int) {}, [&] { load_stream(from, a.final_norm); }, emit);
     }
 
     // ---- attention: a task is SPLIT positions of one KV head and 16 (row, query head) pairs on it; a warp's share is
@@ -791,7 +783,7 @@ struct Block {
         char* part = const_cast<char*>(p) + AT_PARTS + (u64)(split * ROWS + i / GROUP) * PART_BYTES;
         char* to = part + (head * HD + d) * 2;
 #pragma unroll
-        for (int e = 0; e < EACH; e += 2) publish4(to + e * 2, pack_half(o[e] * scale, o[e + 1] * scale));
+        for (int e = 0; e < EACH; e += 2) publish4(to + e * 2, pack(o[e] * scale, o[e + 1] * scale));
         if ((thread() & 15) == 0)
             publish4(part + ATT * 2 + head * 4, __float_as_uint(total > 0 ? top + log2f(total) : -1e30f));
     }
@@ -818,24 +810,26 @@ struct Block {
         const int owns = owned[0];
         ++owned;
         const int* begin = a.stage_begin + blockIdx.x * (2 * LAYERS + 2);
+        for (int i = thread(); i < owns * X_ROWS * 16; i += THREADS) {
+            const int tile = owned[i / (X_ROWS * 16)], row = i / 16 % X_ROWS;
+            ((float*)(smem + SMEM_H))[i] =
+                row < rows ? low(a.embed[(u64)a.row_tokens[row] * HIDDEN + tile * 16 + i % 16]) : 0;
+        }
         const int last = (start + rows + SPLIT - 1) / SPLIT;
-        char* embedded = a.arena + (u64)(side * (LAYERS + 1) + LAYERS) * a.layer_bytes;
-        embed(embedded + AT_OUT, owned, owns);
-        if (dirty_rows) reset(a.arena + (u64)((side ^ 1) * (LAYERS + 1) + LAYERS) * a.layer_bytes, dirty_rows, 0);
-        const char* from = embedded + AT_OUT;
+        const char* from = nullptr;
         for (int l = 0; l < LAYERS; ++l) {
             const Layer& w = a.layers[l];
-            const char* p = a.arena + (u64)(side * (LAYERS + 1) + l) * a.layer_bytes;
+            const char* p = a.arena + (u64)(side * LAYERS + l) * a.layer_bytes;
             const int window = (int)w.window, first = max(0, start - window + 1) / SPLIT;
             clock_at = a.profile + ((u64)blockIdx.x * LAYERS + l) * STAMPS;
             stamp();
             qkv(l, w, p, from, a.tasks + begin[2 * l], begin[2 * l + 1] - begin[2 * l]);
             attention(l, p, window, first, last);
             stamp();
-            if (dirty_rows) reset(a.arena + (u64)((side ^ 1) * (LAYERS + 1) + l) * a.layer_bytes, dirty_rows, dirty_splits);
-            output(w, p, owned, owns, first, last);
+            if (dirty_rows) reset(a.arena + (u64)((side ^ 1) * LAYERS + l) * a.layer_bytes, dirty_rows, dirty_splits);
+            output(p, owned, owns, first, last);
             gate_up(w, p, a.tasks + begin[2 * l + 1], begin[2 * l + 2] - begin[2 * l + 1]);
-            down(l + 1 < LAYERS ? a.layers[l + 1].attention_norm : a.final_norm, p, owned, owns);
+            down(p, owned, owns);
             from = p + AT_OUT;
             stamp();
         }
