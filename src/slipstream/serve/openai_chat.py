@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
-from slipstream.serve.answers import Answer, Ask, Service, collect, content_of
+from slipstream.serve.answers import Answer, Ask, Service, Step, collect, content_of
 from slipstream.serve.depends import AskingClient, Served, check_model
 from slipstream.serve.errors import ApiError, invalid
 from slipstream.serve.openai_fields import (
@@ -195,24 +195,7 @@ class ChatReply:
         held = dict.fromkeys(range(len(self._answer.jobs)), 0)
         try:
             async for step in self._answer.steps():
-                index = step.index
-                held[index] += step.tokens
-                logprobs = "null"
-                if self._body.logprobs:
-                    logprobs = dumps(chat_logprobs(self._service.llm.tokenizer, step.logprobs))
-                if index not in begun:
-                    begun.add(index)
-                    yield _chunk(head, index, '{"role":"assistant","content":""}')
-                deltas = step.deltas or ([Content("")] if self._body.logprobs and step.logprobs else [])
-                for i, delta in enumerate(deltas):
-                    tokens = held[index] if i == len(deltas) - 1 else 0
-                    own = f'{{"tokens":{tokens},"drafted":{step.drafted},"accepted":{step.accepted}}}'
-                    yield _chunk(head, index, _delta(delta), logprobs if i == 0 else "null", own=own)
-                if deltas:
-                    held[index] = 0
-                if step.outcome:
-                    own = dumps(extension(self._answer) | {"tokens": held[index]})
-                    yield _chunk(head, index, "{}", finish=f'"{step.outcome.reason}"', own=own)
+                yield b"".join(self._events(step, head, begun, held))  # one write a round
             if wants_usage:
                 usage = self._answer.usage()
                 last = {"choices": [], "usage": usage_fields(usage), "slipstream": extension(self._answer, usage)}
@@ -220,6 +203,27 @@ class ChatReply:
             yield b"data: [DONE]\n\n"
         except ApiError as error:
             yield event(error.openai())
+
+    def _events(self, step: Step, head: str, begun: set[int], held: dict[int, int]) -> Iterator[bytes]:
+        """held: tokens of each choice that no event has told of yet, since their text was held back."""
+        index = step.index
+        held[index] += step.tokens
+        logprobs = "null"
+        if self._body.logprobs:
+            logprobs = dumps(chat_logprobs(self._service.llm.tokenizer, step.logprobs))
+        if index not in begun:
+            begun.add(index)
+            yield _chunk(head, index, '{"role":"assistant","content":""}')
+        deltas = step.deltas or ([Content("")] if self._body.logprobs and step.logprobs else [])
+        for i, delta in enumerate(deltas):
+            tokens = held[index] if i == len(deltas) - 1 else 0
+            own = f'{{"tokens":{tokens},"drafted":{step.drafted},"accepted":{step.accepted}}}'
+            yield _chunk(head, index, _delta(delta), logprobs if i == 0 else "null", own=own)
+        if deltas:
+            held[index] = 0
+        if step.outcome:
+            own = dumps(extension(self._answer) | {"tokens": held[index]})
+            yield _chunk(head, index, "{}", finish=f'"{step.outcome.reason}"', own=own)
 
 
 def _chunk(head: str, index: int, delta: str, logprobs: str = "null", finish: str = "null", own: str = "") -> bytes:

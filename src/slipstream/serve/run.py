@@ -17,7 +17,7 @@ from slipstream.serve.answers import Service
 from slipstream.serve.app import create_app
 from slipstream.serve.config import Config
 
-SWITCH_S = 0.0005
+SWITCH_S = 0.0001
 """How long a thread may keep Python from the device thread; the default of 5 ms would cost a round."""
 
 
