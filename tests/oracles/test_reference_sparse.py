@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +50,27 @@ def test_every_sparse_family_equals_transformers(tmp_path: Path, case: str) -> N
     one_by_one = torch.cat([reference.logits([token], memory) for token in tokens])
     assert relative_error(one_by_one, expected) < TOLERANCE
     assert relative_error(decoded_in_rounds(reference, tokens), expected) < TOLERANCE
+
+
+def test_mimo_as_its_hub_config_says_it_is_the_same_model(tmp_path: Path) -> None:
+    saved(tmp_path, *CASES["mimo_v2_flash"])
+    spec = load_checkpoint(tmp_path).spec
+    config = json.loads((tmp_path / "config.json").read_text())
+    ropes, kinds, mixtures = config.pop("rope_parameters"), config.pop("layer_types"), config.pop("mlp_layer_types")
+    config |= {
+        "rope_theta": ropes["full_attention"]["rope_theta"],
+        "swa_rope_theta": ropes["sliding_attention"]["rope_theta"],
+        "partial_rotary_factor": 0.334,
+        "hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in kinds],
+        "moe_layer_freq": [int(kind == "sparse") for kind in mixtures],
+        "sliding_window_size": config.pop("sliding_window") - 1,
+        "layernorm_epsilon": config.pop("rms_norm_eps"),
+        "swa_num_key_value_heads": 2,
+        "swa_head_dim": 24,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "n_shared_experts": None,
+        "routed_scaling_factor": None,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_checkpoint(tmp_path).spec == spec

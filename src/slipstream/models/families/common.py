@@ -236,7 +236,7 @@ def hf_decoder(
         vocab=config.integer("vocab_size"),
         hidden=config.integer("hidden_size"),
         layers=tuple(Layer(a, f) for a, f in zip(attention, feed_forward, strict=True)),
-        norm_eps=config.number("rms_norm_eps", 1e-6),
+        norm_eps=config.number(config.either("rms_norm_eps", "layernorm_epsilon"), 1e-6),
         context=config.integer("max_position_embeddings", limit=1 << 32),
         tied_embeddings=config.flag("tie_word_embeddings", False),
     )

@@ -20,7 +20,7 @@ from slipstream.models.families.common import (
     hf_rope,
 )
 from slipstream.models.families.sparse import feed_forwards, sigmoid_experts
-from slipstream.models.spec import Attention, Indexer, ModelSpec
+from slipstream.models.spec import Attention, Indexer, ModelSpec, Rope
 
 PARTIAL = 0.334  # the rotated share of a head
 SLIDING, FULL, SPARSE = "sliding_attention", "full_attention", "sparse_attention"
@@ -38,26 +38,33 @@ def layer_kinds(config: Fields, count: int) -> list[str]:
 def attentions(config: Fields, count: int, indexer: Indexer | None = None) -> list[Attention]:
     """One a layer. indexer: of the global layers, which then have sinks too."""
     config.reject("attention_bias", False)
-    head_dim = config.integer("head_dim", 192, limit=1 << 14)
-    ropes = {kind: hf_rope(config, head_dim, kind_of_layer=kind, partial=PARTIAL) for kind in (FULL, SLIDING)}
-    if "swa_rope_theta" in config:
-        slow = {"rope_theta": config.number("swa_rope_theta"), "rope_parameters": None, "rope_scaling": None}
-        ropes[SLIDING] = hf_rope(Fields(config.source, {**config.values, **slow}), head_dim, partial=PARTIAL)
-    base = replace(
-        hf_attention(config, partial=PARTIAL),
-        rope=ropes[FULL],
-        v_head_dim=config.integer("v_head_dim", 128, limit=1 << 14),
-        value_scale=config.number("attention_value_scale", 1.0),
+    base = hf_attention(config, partial=PARTIAL)
+    values = config.integer("v_head_dim", 128, limit=1 << 14)
+    for key, same in (("num_attention_heads", base.heads), ("head_dim", base.head_dim), ("v_head_dim", values)):
+        config.reject(f"swa_{key}", same)
+    base = replace(base, v_head_dim=values, value_scale=config.number("attention_value_scale", 1.0))
+    whole = replace(
+        base,
+        rope=rope(config, FULL, base.head_dim),
+        indexer=indexer,
+        sinks=config.flag("add_full_attention_sink_bias", indexer is not None),
     )
-    whole = replace(base, indexer=indexer, sinks=bool(indexer or config.flag("add_full_attention_sink_bias", False)))
     sliding = replace(
         base,
-        rope=ropes[SLIDING],
+        rope=rope(config, SLIDING, base.head_dim),
         kv_heads=config.integer("swa_num_key_value_heads", 2 * base.kv_heads),
         window=window(config),
         sinks=config.flag("add_swa_attention_sink_bias", True),
     )
     return [sliding if kind == SLIDING else whole for kind in layer_kinds(config, count)]
+
+
+def rope(config: Fields, kind: str, head_dim: int) -> Rope:
+    """By kind in `rope_parameters`, else of `rope_theta` and `swa_rope_theta`."""
+    if "rope_parameters" not in config:
+        key, base = ("swa_rope_theta", 1e4) if kind == SLIDING else ("rope_theta", 5e6)
+        config = Fields(config.source, {**config.values, "rope_theta": config.number(key, base)})
+    return hf_rope(config, head_dim, kind_of_layer=kind, partial=PARTIAL)
 
 
 def window(config: Fields) -> int:
