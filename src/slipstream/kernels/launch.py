@@ -49,12 +49,14 @@ class Case:
     """One operation on random inputs: the hook by which tests check a kernel and the bench times it.
 
     outputs: what `run` writes, poisoned with NaN before; expected: the same in float64 by the reference.
+    timed: the kernel alone, where `run` does more.
     """
 
     run: Callable[[], None]
     outputs: dict[str, torch.Tensor]
     expected: Callable[[], dict[str, torch.Tensor]]
     cost: Cost
+    timed: Callable[[], None] | None = None
 
 
 def nbytes(*tensors: torch.Tensor) -> int:
