@@ -14,6 +14,7 @@ from slipstream.engine.cost import RoundCost
 from slipstream.engine.request import Chunk, SamplingParams
 from slipstream.engine.sampling import LogitMask
 from slipstream.engine.session import Generates, Message, Request, Session, user_message
+from slipstream.engine.turns import Turns
 from slipstream.errors import RequestError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class LLM(Generates):
         started = time.perf_counter()
         self.cost = RoundCost()
         self.lock = threading.Lock()
+        self.turns = Turns()
         self.memory = Memory()
         self._options = self._check_options(drafter, drafts, prefill_chunk)
         self._idle: Session | None = None

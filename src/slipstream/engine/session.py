@@ -18,9 +18,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
-from slipstream.backends.base import DeviceRounds, NativeSampler, Round
+from slipstream.backends.base import DeviceRounds, IntArray, NativeSampler, Round
 from slipstream.drafters.base import Drafter
 from slipstream.engine.kv import StreamKV
 from slipstream.engine.request import Chunk, Completion, FinishReason, Piece, SamplingParams, SpeculationStats, Timing
@@ -277,18 +275,23 @@ class Session(Generates):
     ) -> Generator[Round, None, None]:
         backend, params, tokens = self._llm.backend, request.params, request.tokens
         if isinstance(backend, DeviceRounds) and sampler.plain and self._drafter.name in ("none", "suffix"):
-            yield from backend.rounds(
-                self.kv.cache,
-                np.array(tokens, np.int32),
-                temperature=params.temperature,
-                top_k=params.top_k,
-                top_p=params.top_p,
-                min_p=params.min_p,
-                seed=sampler.seed,
-                drafts=self._drafts if self._drafter.name != "none" else 0,
-                limit=limit,
-                stop_token_ids=tuple(stop_token_ids),
-            )
+            device, drafts = backend, self._drafts if self._drafter.name != "none" else 0
+
+            def begin(text: IntArray, left: int) -> Iterator[Round]:
+                return device.rounds(
+                    self.kv.cache,
+                    text,
+                    temperature=params.temperature,
+                    top_k=params.top_k,
+                    top_p=params.top_p,
+                    min_p=params.min_p,
+                    seed=sampler.seed,
+                    drafts=drafts,
+                    limit=left,
+                    stop_token_ids=tuple(stop_token_ids),
+                )
+
+            yield from self._llm.turns.take(begin, tokens, limit)
             return
         self._drafter.begin(tokens)
         yield from host_rounds(
