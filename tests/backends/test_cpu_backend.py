@@ -348,6 +348,13 @@ def test_a_missing_library_says_how_to_get_it(monkeypatch, tiny_checkpoint):
     assert open_backend(load_checkpoint(tiny_checkpoint)).name == "reference"
 
 
+def test_without_kernels_and_pytorch_the_error_names_both(monkeypatch, tiny_checkpoint):
+    monkeypatch.setattr("slipstream.backends.why_not_native", lambda checkpoint: "no C++ compiler at install time")
+    monkeypatch.setattr("slipstream.backends.find_spec", lambda name: None)
+    with pytest.raises(BackendError, match=r"no C\+\+ compiler.*PyTorch"):
+        open_backend(load_checkpoint(tiny_checkpoint))
+
+
 def test_auto_takes_the_gpu_where_there_is_one(monkeypatch, tiny_checkpoint):
     checkpoint = load_checkpoint(tiny_checkpoint)
     assert open_backend(checkpoint).name == "cpu"

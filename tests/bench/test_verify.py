@@ -8,7 +8,7 @@ from fakes import FakeBackend, fake_llm
 
 from slipstream.bench import verify as gate
 from slipstream.bench.verify import Check, Tally, verify
-from slipstream.engine import sampling
+from slipstream.engine import kv, sampling
 from slipstream.errors import BackendError
 
 
@@ -49,6 +49,12 @@ def test_cache_that_keeps_a_rejected_draft_fails():
     names = failed(verify(fake_llm(FakeBackend(fault="rewind")), quick=True))
     assert "drafter always wrong, drafts 1" in names
     assert "reused prefix" in names
+
+
+def test_a_prefix_reused_one_token_too_far_fails(monkeypatch):
+    exact = kv.common_prefix
+    monkeypatch.setattr(kv, "common_prefix", lambda a, b: min(exact(a, b) + 1, len(a), len(b)))
+    assert "a reused prefix leaves the same bits" in failed(verify(fake_llm(FakeBackend()), quick=True))
 
 
 def test_one_bit_is_enough_to_fail():

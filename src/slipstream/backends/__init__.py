@@ -23,7 +23,10 @@ def open_backend(checkpoint: Checkpoint, name: str = "auto", threads: int | None
     threads: CPU threads, None is one a core. Raises BackendError naming what is missing.
     """
     if name == "auto":
-        name = "cuda" if _gpu_ready() else "reference" if why_not_native(checkpoint) else "cpu"
+        why = None if _gpu_ready() else why_not_native(checkpoint)
+        if why and not find_spec("torch"):
+            raise BackendError(f"{why}; the reference backend needs PyTorch: pip install 'slipstream-llm[torch]'")
+        name = "cuda" if _gpu_ready() else "reference" if why else "cpu"
     if name == "cuda":
         if not all(map(find_spec, ("torch", "triton"))):
             raise BackendError("the cuda backend needs PyTorch and Triton; run: pip install 'slipstream-llm[cuda]'")

@@ -192,6 +192,7 @@ class _Gate:
         self.reused = Tally("reused prefix")
         self.chunked = {chunk: Tally(f"fresh session, prefill in chunks of {chunk or 'all'}") for chunk in CHUNKS}
         self.chunk_bits = Tally("prefill chunks leave the same bits")
+        self.reuse_bits = Tally("a reused prefix leaves the same bits")
         self.row_bits = Tally("a row alone or among 16 has the same bits")
         self.plain: dict[str, list[list[int]]] = {}  # token ids of the plain decode, by prompt and mode
 
@@ -203,7 +204,7 @@ class _Gate:
             tallies += [*self.chunked.values(), self.reused, self.repeat]
         checks = [tally.check() for tally in tallies]
         if self.llm.backend.row_invariant:
-            checks += [self.chunk_bits.check("rows"), self.row_bits.check("rows")]
+            checks += [tally.check("rows") for tally in (self.chunk_bits, self.reuse_bits, self.row_bits)]
         return checks
 
     def drafters(self, text: Text) -> None:
@@ -263,7 +264,11 @@ class _Gate:
                     self.device.same(where, session.generate(text.tokens, mode).token_ids, expected)
 
     def prefill(self, text: Text) -> None:
-        """A fresh session for each chunk size: the bits of the first row, then the tokens of a decode."""
+        """A fresh session for each chunk size: the bits of the first row, then the tokens of a decode.
+
+        And the bits of that row where its cache held another text before, that differs from the middle on: a wrong key
+        or two seldom change a token.
+        """
         anchor = np.array(text.tokens[-1:], np.int32)
         first: FloatArray | None = None
         for i, (chunk, tally) in enumerate(reversed(self.chunked.items())):
@@ -276,6 +281,12 @@ class _Gate:
                 mode = i % len(self.modes)
                 ids = session.generate(text.tokens, self.modes[mode]).token_ids
                 tally.same(f"{text.name}, {_label(self.modes[mode])}", ids, self.plain[text.name][mode])
+        assert first is not None
+        half = len(text.tokens) // 2
+        with self.llm.session(drafter="none") as session:
+            session.kv.prepare([*text.tokens[:half], *text.tokens[half:][::-1]])
+            session.kv.prepare(text.tokens)
+            self.reuse_bits.same_bits(text.name, self.llm.backend.verify(session.kv.cache, anchor), first)
 
     def rows(self, text: Text) -> None:
         """The same rows in passes of other sizes, straight through the backend."""
