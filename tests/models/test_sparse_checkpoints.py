@@ -101,6 +101,7 @@ def test_mimo_prediction_layers_are_skipped(tmp_path: Path, family: str) -> None
         ("qwen3_moe", {"mlp_only_layers": "x"}, "must be a list of"),
         ("glm4_moe", {"n_group": 3}, "8 experts cannot be routed by 1 of 3 groups"),
         ("glm4_moe", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
+        ("glm4_moe", {"partial_rotary_factor": 1e8}, "'partial_rotary_factor' is 100000000.0, at most 1 can be"),
         ("glm4_moe", {"use_qk_norm": True}, "q_norm.weight' is missing"),
         ("deepseek_v3", {"kv_lora_rank": 16}, "has shape"),
         ("deepseek_v3", {"rope_interleave": False}, "rope_interleave False is not supported"),
@@ -178,7 +179,7 @@ OPTIONAL = ("layer_types", "mlp_layer_types", "indexer_types", "index_topk_patte
 OPTIONAL += ("mlp_only_layers", "decoder_sparse_step", "quantization_config", "swa_rope_theta", "sliding_window_size")
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("family", TINY_SPARSE_FAMILIES)
 def test_any_sparse_config_loads_or_is_refused(

@@ -139,6 +139,16 @@ def test_an_fp8_tensor_without_scales_is_refused(tmp_path: Path) -> None:
         load_checkpoint(tmp_path)
 
 
+def test_scales_of_a_tensor_that_is_not_fp8_are_refused(tmp_path: Path) -> None:
+    fp8_checkpoint(tmp_path, "mimo_v2_flash", {}, (".up_proj.weight",))
+    weights = load_file(tmp_path / "model.safetensors")
+    key = "model.layers.0.mlp.up_proj.weight"
+    weights[key] = weights[key].float()
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"up_proj.weight_scale_inv' is no part of"):
+        load_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize(
     "settings", [{"quant_method": "awq"}, FP8 | {"fmt": "e5m2"}, {"quant_method": "fp8"}, {"quant_method": 5}, 7]
 )

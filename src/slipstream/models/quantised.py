@@ -32,10 +32,10 @@ def with_scales(config: Fields, stored: Mapping[str, WeightTensor]) -> Mapping[s
     block = settings.integers("weight_block_size", 2)
     if block[0] != block[1] or not block[0]:
         raise CheckpointError(f"{config.source}: weight_block_size {block} is not supported; choose square blocks")
-    joined = {key: tensor for key, tensor in stored.items() if not key.endswith(_SCALE)}
+    joined = dict(stored)
     for key, tensor in stored.items():
         if tensor.format == "F8_E4M3":
-            joined[key] = _joined(config.source, key, tensor, stored.get(key + _SCALE), block[0])
+            joined[key] = _joined(config.source, key, tensor, joined.pop(key + _SCALE, None), block[0])
     return joined
 
 

@@ -302,7 +302,12 @@ def hf_rope(config: Fields, head_dim: int, *, kind_of_layer: str = "", partial: 
     kind = scaling.text("rope_type" if "rope_type" in scaling else "type", "default")
     if partial is not None:
         at = scaling if "partial_rotary_factor" in scaling else config
-        head_dim = int(head_dim * at.number("partial_rotary_factor", partial))
+        share = at.number("partial_rotary_factor", partial)
+        if share > 1:
+            raise CheckpointError(
+                f"{at.source}: 'partial_rotary_factor' is {share}, at most 1 can be; download it again"
+            )
+        head_dim = int(head_dim * share)
     frequencies = default_frequencies(head_dim, base)
     if kind == "default":
         return rope_of(frequencies)

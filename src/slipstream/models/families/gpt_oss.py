@@ -47,7 +47,7 @@ def hf_spec(config: Fields, tensors: Tensors) -> ModelSpec:
     if "layer_types" in config:
         kinds = config.texts("layer_types", count, "full_attention", "sliding_attention")
     experts = Experts(
-        count=config.integer(config.either("num_local_experts", "num_experts"), limit=4096),
+        count=config.integer(config.either("num_local_experts", "num_experts"), limit=1024),
         top_k=config.integer(config.either("num_experts_per_tok", "experts_per_token")),
         bias=True,
     )

@@ -165,7 +165,7 @@ def gate_and_up(tensor: WeightTensor) -> dict[str, WeightTensor]:
 def gguf_experts(metadata: Fields, *, bias: bool = False) -> tuple[int, Experts]:
     """Inner size of an expert, and how tokens are routed: softmax over the chosen ones."""
     at = metadata.text("general.architecture") + "."
-    count, top_k = metadata.integer(at + "expert_count", limit=4096), metadata.integer(at + "expert_used_count")
+    count, top_k = metadata.integer(at + "expert_count", limit=1024), metadata.integer(at + "expert_used_count")
     return metadata.integer(at + "expert_feed_forward_length"), Experts(count, top_k, bias=bias)
 
 
