@@ -61,7 +61,7 @@ constexpr int SLOT_BYTES = max_of(max_of(piece(HIDDEN), piece(ATT)), piece(INNER
 constexpr int X_BYTES = max_of(X_ROWS * pitch(max_of(max_of(HIDDEN, ATT), CHUNK)), WARPS * 16 * (HD + 4) * 4);
 constexpr int RED_FLOATS = WARPS * NT * 128;
 constexpr int SS_FLOATS = X_ROWS * (HIDDEN / 8), H_FLOATS = OWNED * X_ROWS * 16;
-constexpr int REDS = 4 / NT;  // tiles whose partial sums may wait to be summed
+constexpr int REDS = NT == 1 ? 3 : 2;  // tiles whose partial sums may wait to be summed
 constexpr int FIXED = X_BYTES + (REDS * RED_FLOATS + H_FLOATS + SS_FLOATS + ROWS) * 4;
 constexpr int SLOTS = (SMEM - FIXED) / (SLOT_BYTES + 16);  // of the ring: all the shared memory that is left
 constexpr int SMEM_X = SLOTS * SLOT_BYTES, SMEM_RED = SMEM_X + X_BYTES, SMEM_H = SMEM_RED + REDS * RED_FLOATS * 4;
