@@ -18,6 +18,7 @@ from slipstream.engine.request import Chunk, Completion, SamplingParams, TokenLo
 from slipstream.engine.sampling import LogitMask
 from slipstream.engine.session import Request
 from slipstream.errors import RequestError
+from slipstream.serve import trace
 from slipstream.serve.auth import Client
 from slipstream.serve.config import Config
 from slipstream.serve.errors import invalid
@@ -108,6 +109,7 @@ class Answer:
     ) -> None:
         self.served, self._service, self._client = served, service, client
         self._loop = asyncio.get_running_loop()
+        self._traceparent = trace.parent.get()
         self._queue: asyncio.Queue[tuple[int, Chunk | Ended]] = asyncio.Queue()
         self._parsers = parsers
         self._reasoning = 0
@@ -196,6 +198,7 @@ class Answer:
         usage = self.usage()
         self._client.spend_tokens(usage.prompt_tokens + usage.completion_tokens)
         self._service.metrics.cost_usd.labels(self.served.name).inc(usage.cost_usd)
+        trace.record(self, self._service.model, self._traceparent)
 
 
 class Service:

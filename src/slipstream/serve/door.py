@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from slipstream.serve import trace
 from slipstream.serve.answers import Service
 from slipstream.serve.auth import Doorkeeper
 from slipstream.serve.errors import ApiError
@@ -43,6 +44,7 @@ class Door:
 
         try:
             headers = Headers(scope=scope)
+            trace.parent.set(headers.get("traceparent"))
             if scope["path"] not in OPEN:
                 client = self._doorkeeper.admit(headers.get("authorization"), headers.get("x-api-key"))
                 scope.setdefault("state", {})["client"] = client
