@@ -49,15 +49,13 @@ def served(llm: LLM) -> Iterator[int]:
         thread.join()
 
 
-def over_http(port: int, tokens: int, asks: int = 1) -> tuple[float, float]:
-    """(TTFT in seconds, tok/s after it) of the last of some streams on one connection, timed where bytes arrive."""
+def over_http(port: int, tokens: int, asks: int = 1) -> list[tuple[float, float]]:
+    """(TTFT in seconds, tok/s after it) of streams, one after the other on one connection, timed where bytes arrive."""
     link = http.client.HTTPConnection("127.0.0.1", port)
     link.connect()
-    for _ in range(asks - 1):
-        exchange(link, 1)
-    result = exchange(link, tokens)
+    measured = [exchange(link, tokens) for _ in range(asks)]
     link.close()
-    return result
+    return measured
 
 
 def exchange(link: http.client.HTTPConnection, tokens: int) -> tuple[float, float]:
@@ -98,14 +96,13 @@ def in_process(llm: LLM, tokens: int) -> tuple[float, float]:
         return first - started, (tokens - first_tokens) / (last - first)
 
 
-def client_process(port: int, tokens: int, asks: int = 1) -> tuple[float, float]:
+def client_process(port: int, tokens: int, asks: int = 1) -> list[tuple[float, float]]:
     """`over_http` in a process of its own, so that reading does not hold this one's interpreter."""
-    code = f"import server_overhead as s; print(*s.over_http({port}, {tokens}, {asks}))"
+    code = f"import json, server_overhead as s; print(json.dumps(s.over_http({port}, {tokens}, {asks})))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
     )
-    ttft, rate = map(float, done.stdout.split())
-    return ttft, rate
+    return [(ttft, rate) for ttft, rate in json.loads(done.stdout)]
 
 
 def measure(pairs: int) -> list[Row]:
@@ -117,13 +114,15 @@ def measure(pairs: int) -> list[Row]:
         in_process(llm, 16)
         for _ in range(pairs):  # one after the other, so that both see the same machine; the prompt is new to neither
             engine.append(in_process(llm, TOKENS))
-            server.append(client_process(port, TOKENS))
-        ttft_server = [client_process(port, 2, asks=4)[0] for _ in range(pairs)]
+            server += client_process(port, TOKENS)
+        added_ms = []
         with llm.session() as session:
-            session.chat(PROMPT, SamplingParams(max_tokens=2, ignore_eos=True))
-            ttft_engine = [ttft_cached(session) for _ in range(pairs)]
+            for _ in range(3):  # blocks of the two in turn: what else runs here changes slowly
+                ttft_cached(session)
+                own = [ttft_cached(session) for _ in range(pairs)]
+                over = [ttft for ttft, _ in client_process(port, 2, 1 + pairs)[1:]]
+                added_ms += [1e3 * (value - med(own)) for value in over]
     fast_server, fast_engine = fast(max(3, pairs // 2))
-    added_ms = [1e3 * (value - med(ttft_engine)) for value in ttft_server]
     return [
         compared("server-decode", f"tok/s of a stream, SmolLM2, {TOKENS} tokens", rates(server), rates(engine)),
         Row(
@@ -157,7 +156,7 @@ def fast(count: int) -> tuple[list[float], list[float]]:
         client_process(port, 64)
         for _ in range(count):
             engine.append(in_process(llm, FAST_TOKENS)[1])
-            server.append(client_process(port, FAST_TOKENS)[1])
+            server += rates(client_process(port, FAST_TOKENS))
     return server, engine
 
 

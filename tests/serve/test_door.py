@@ -61,7 +61,8 @@ def test_no_key_and_no_prompt_gets_into_the_log(locked, caplog):
             ask(locked.openai(SECRET), locked, extra_body={"x": SECRET})
     ours = [record.getMessage() for record in caplog.records if record.name.startswith(("slipstream", "uvicorn"))]
     lines = [json.loads(line) for line in ours if line.startswith("{")]
-    assert {"path": "/v1/chat/completions", "status": 200, "key": "ada"}.items() <= lines[0].items()
+    served = {"path": "/v1/chat/completions", "status": 200, "key": "ada"}
+    assert any(served.items() <= line.items() for line in lines)
     for text in ours:
         assert SECRET not in text
         assert "private" not in text

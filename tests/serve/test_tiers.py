@@ -121,14 +121,16 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back(slow_llm):
     tiers = {"default": Tier(rank=0, streams=1, queue=1)}
     call = {"max_tokens": 450, "extra_body": {"ignore_eos": True}, "stream": True}
     with serving(slow_llm, tiers=tiers, fast="default") as running:
-        streams = [ask(running, **call) for _ in range(2)]
-        next(streams[0])
+        stream = ask(running, **call)
+        next(stream)
+        threading.Thread(target=lambda: ask(running, **call).close(), daemon=True).start()
+        while running.service.scheduler.load()["default"] != (1, 1):
+            time.sleep(0.005)
         with pytest.raises(openai.RateLimitError) as refused:
             ask(running, **call)
         assert refused.value.code == "queue_full"
         assert int(refused.value.response.headers["retry-after"]) >= 1
-        for stream in streams:
-            stream.close()
+        stream.close()
         assert running.at_rest()
         assert ask(running).usage.completion_tokens
 

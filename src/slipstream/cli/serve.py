@@ -74,8 +74,7 @@ def command(
             f"{config.host} can be reached by others; set --api-key or keys in --config, or leave out --host"
         )
     llm = load(model, options)
-    name = config.model_name or llm.checkpoint.name
-    click.echo(f"{name} on {llm.backend.name} at http://{config.host}:{config.port}", err=True)
+    click.echo(f"{model} on {llm.backend.name} at http://{config.host}:{config.port}", err=True)
     run_server(llm, config, log_level)
 
 

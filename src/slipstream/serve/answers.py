@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from slipstream.engine.engine import LLM
@@ -207,7 +208,7 @@ class Service:
     def __init__(self, llm: LLM, config: Config, pool: SessionPool, scheduler: Scheduler, metrics: Metrics) -> None:
         self.llm, self.config, self.pool, self.scheduler, self.metrics = llm, config, pool, scheduler, metrics
         self.style: Style = detect_style(llm.tokenizer.chat_template)
-        self.model = config.model_name or llm.checkpoint.name
+        self.model = config.model_name or _public_name(llm.checkpoint.name)
         self.started = int(time.time())
         self._compiler: GrammarCompiler | None = None
 
@@ -296,6 +297,12 @@ class Service:
         if self._compiler is None:
             self._compiler = GrammarCompiler(self.llm)
         return self._compiler.lark(source, param, after)
+
+
+def _public_name(name: str) -> str:
+    """A model's name without the folder that it lies in."""
+    path = Path(name)
+    return path.stem if path.is_file() else path.name if path.is_dir() else name
 
 
 async def collect(answer: Answer) -> list[tuple[list[Delta], list[TokenLogprob], Outcome]]:

@@ -17,6 +17,9 @@ T = TypeVar("T")
 CLIENT_LEFT = 499
 """Status in the log of a request whose client left; no client sees it."""
 
+WAITING_S = 5.0
+"""Without a first round for so long, a comment tells proxies that the stream is alive; again each time."""
+
 dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 quote = json.encoder.encode_basestring
 
@@ -25,6 +28,10 @@ def event(data: Any, name: str | None = None) -> bytes:
     """One server-sent event."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {dumps(data)}\n\n".encode()
+
+
+def _body(block: bytes, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": block, "more_body": more}
 
 
 class EventStream(Response):
@@ -38,16 +45,27 @@ class EventStream(Response):
         self._events, self._left = events, left
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        """Headers go with the first round: a client that woke before it would take a core from it."""
         watcher = asyncio.create_task(self._watch(receive))
+        first = asyncio.ensure_future(anext(self._events, b""))
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         try:
             async with aclosing(self._events) as events:  # type: ignore[type-var]
+                while not (await asyncio.wait({first}, timeout=WAITING_S))[0]:
+                    if start:
+                        await send(start)
+                        start = {}
+                    await send(_body(b": waiting\n\n"))
+                if start:
+                    await send(start)
+                await send(_body(first.result()))
                 async for block in events:
-                    await send({"type": "http.response.body", "body": block, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    await send(_body(block))
+            await send(_body(b"", more=False))
         finally:
             self._left()
             watcher.cancel()
+            first.cancel()
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
