@@ -10,6 +10,7 @@ from tiny import TINY_SPARSE_FAMILIES, write_tiny_checkpoint
 
 from slipstream.backends import reference
 from slipstream.backends.cpu.backend import unsupported
+from slipstream.backends.cuda.weights import check
 from slipstream.backends.reference import ReferenceBackend, weight_bytes
 from slipstream.bench.verify import verify
 from slipstream.engine.engine import LLM
@@ -32,6 +33,8 @@ def test_no_drafter_changes_a_token_of_a_sparse_model(tmp_path: Path, family: st
 def test_native_kernels_refuse_what_they_do_not_know(tmp_path: Path, family: str) -> None:
     checkpoint = load_checkpoint(write_tiny_checkpoint(tmp_path, family))
     assert "native kernels are of dense models" in (unsupported(checkpoint.spec, checkpoint.tensors) or "")
+    with pytest.raises(BackendError, match="dense models"):
+        check(checkpoint.spec)
 
 
 def test_a_model_larger_than_memory_is_refused_before_a_weight_is_read(

@@ -18,15 +18,16 @@ BACKENDS = ("cpu", "cuda", "reference")
 def open_backend(checkpoint: Checkpoint, name: str = "auto", threads: int | None = None) -> Backend:
     """The model on a backend, weights loaded.
 
-    name: "cpu" (native kernels), "cuda" (one NVIDIA GPU), "reference" (plain PyTorch), or "auto": cuda where there is
-    a GPU with PyTorch and Triton, else cpu where it was built and fits the model, else reference.
+    name: "cpu" (native kernels), "cuda" (one NVIDIA GPU), "reference" (plain PyTorch), or "auto": cuda for a dense
+    model where there is a GPU with PyTorch and Triton, else cpu where it was built and fits the model, else reference.
     threads: CPU threads, None is one a core. Raises BackendError naming what is missing.
     """
     if name == "auto":
-        why = None if _gpu_ready() else why_not_native(checkpoint)
+        on_gpu = checkpoint.spec.dense and _gpu_ready()
+        why = None if on_gpu else why_not_native(checkpoint)
         if why and not find_spec("torch"):
             raise BackendError(f"{why}; the reference backend needs PyTorch: pip install 'slipstream-llm[torch]'")
-        name = "cuda" if _gpu_ready() else "reference" if why else "cpu"
+        name = "cuda" if on_gpu else "reference" if why else "cpu"
     if name == "cuda":
         if not all(map(find_spec, ("torch", "triton"))):
             raise BackendError("the cuda backend needs PyTorch and Triton; run: pip install 'slipstream-llm[cuda]'")

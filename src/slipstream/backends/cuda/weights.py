@@ -43,6 +43,8 @@ class Weights:
 
 def check(spec: ModelSpec) -> None:
     """Raises BackendError where the kernels cannot run the model, naming the reason."""
+    if not spec.dense:
+        raise BackendError("the cuda backend runs dense models so far; use --backend reference")
     for i, layer in enumerate(spec.layers):
         a, inner = layer.attention, layer.feed_forward.inner
         if 2 * len(a.rope.inv_freq) != a.head_dim:
