@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -182,6 +184,29 @@ def test_recording_counts_usage_and_the_time_between_calls(tmp_path: Path) -> No
         assert [chunk.text for chunk in create(stream=True)] == ["a", "b"]
         client.now += 60.0  # after the last answer no tool is known to run
     assert read_trace(path) == [Turn(100, 30, 7, 1.5), Turn(100, 30, 7, 0.0)]
+
+
+def test_recording_an_asynchronous_client_gives_the_same_trace(tmp_path: Path) -> None:
+    client, path = FakeClient(), tmp_path / "trace.jsonl"
+
+    async def create(**request: Any) -> Any:
+        answer = client.create(**request)
+        return later(answer) if request.get("stream") else answer
+
+    async def later(chunks: Any) -> AsyncIterator[Any]:
+        for chunk in chunks:
+            yield chunk
+
+    async def agent() -> None:
+        with Recorder(create, path, clock=lambda: client.now) as recorded:
+            assert (await recorded(model="x")).text == "ab"
+            client.now += 1.5
+            assert [chunk.text async for chunk in await recorded(stream=True)] == ["a", "b"]
+            with pytest.raises(TraceError, match="include_usage"):
+                await recorded(usage=False)
+
+    asyncio.run(agent())
+    assert read_trace(path)[0] == Turn(100, 30, 7, 1.5)
 
 
 @pytest.mark.parametrize("stream", [False, True])

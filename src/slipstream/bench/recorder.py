@@ -2,15 +2,17 @@
 
     client.chat.completions.create = Recorder(client.chat.completions.create, Path("agent.jsonl"))
 
-Answers pass through untouched; each turn is appended to the file when the next call starts, or at `close`, since only
-then is its tool time known. Token counts are the server's own: a streamed call needs `stream_options.include_usage`.
+Asynchronous clients too. Answers pass through untouched; each turn is appended to the file when the next call starts,
+or at `close`, since only then is its tool time known. Token counts are the server's own: a streamed call needs
+`stream_options.include_usage`.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -32,8 +34,10 @@ class Recorder:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._write(self.clock() - self._ended_s)
-        answer = self.create(*args, **kwargs)
-        if kwargs.get("stream"):
+        answer, stream = self.create(*args, **kwargs), bool(kwargs.get("stream"))
+        if inspect.isawaitable(answer):  # an asynchronous client
+            return self._awaited(answer, stream)
+        if stream:
             return self._stream(answer)
         self._note(answer.usage)
         return answer
@@ -51,6 +55,20 @@ class Recorder:
     def _stream(self, chunks: Any) -> Iterator[Any]:
         usage = None
         for chunk in chunks:
+            usage = getattr(chunk, "usage", None) or usage
+            yield chunk
+        self._note(usage)
+
+    async def _awaited(self, answer: Awaitable[Any], stream: bool) -> Any:
+        done = await answer
+        if stream:
+            return self._stream_async(done)
+        self._note(done.usage)
+        return done
+
+    async def _stream_async(self, chunks: Any) -> AsyncIterator[Any]:
+        usage = None
+        async for chunk in chunks:
             usage = getattr(chunk, "usage", None) or usage
             yield chunk
         self._note(usage)
