@@ -56,7 +56,7 @@ def kv_bytes(spec: ModelSpec, length: int, element_bytes: int = 2) -> int:
     for layer in spec.layers:
         a = layer.attention
         held = min(length, a.window) if a.window else length
-        total += 2 * held * a.kv_heads * a.head_dim * element_bytes
+        total += held * a.cache_width * element_bytes
     return total
 
 

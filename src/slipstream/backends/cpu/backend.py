@@ -292,8 +292,6 @@ def _shape(layer: Layer) -> LayerShape:
         head_dim=a.head_dim,
         window=a.window if a.window and a.window <= _MAX_CAPACITY else 0,  # 0, the whole history, is no less
         inner=layer.feed_forward.inner,
-        qkv_bias=a.qkv_bias,
-        qk_norm=a.qk_norm,
         rotary_pairs=len(a.rope.inv_freq),
         softmax_scale=a.softmax_scale,
         rope_scale=a.rope.scale,

@@ -15,10 +15,7 @@ class LayerShape(c.Structure):
     """csrc/model.h: LayerShape. Numbers of heads, channels and positions; window 0 is the whole history."""
 
     _fields_ = (
-        *(
-            (n, c.c_int32)
-            for n in ("heads", "kv_heads", "head_dim", "window", "inner", "qkv_bias", "qk_norm", "rotary_pairs")
-        ),
+        *((n, c.c_int32) for n in ("heads", "kv_heads", "head_dim", "window", "inner", "rotary_pairs")),
         ("softmax_scale", c.c_float),
         ("rope_scale", c.c_float),
     )
@@ -59,7 +56,6 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
         c.c_int,
         (c.c_void_p, c.c_void_p, c.c_int, c.c_double, c.c_int, c.c_double, c.c_double, c.c_uint64, c.c_uint64),
     ),
-    "slip_read_bandwidth": (c.c_double, (c.c_int, c.c_int, c.c_int)),
 }
 
 
@@ -102,8 +98,3 @@ def instruction_sets() -> list[str]:
     while (name := library().slip_isa(len(names))) is not None:
         names.append(name.decode())
     return names
-
-
-def read_bandwidth(threads: int, megabytes: int = 512, repeats: int = 5) -> float:
-    """Bytes a second that `threads` threads together read from memory: the roof over every decode rate."""
-    return float(library().slip_read_bandwidth(threads, megabytes, repeats))

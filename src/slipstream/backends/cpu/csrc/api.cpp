@@ -1,6 +1,5 @@
 // The C ABI that backend.py binds with ctypes. Shapes were checked there; what can still fail is memory, told by null or -1.
 #include <algorithm>
-#include <chrono>
 #include <new>
 
 #include "sample.h"
@@ -129,30 +128,3 @@ API int slip_sample(const Model* m, const float* logits, int vocab, double tempe
                     uint64_t position) try {
     return sample_token(*m->kernels, logits, vocab, temperature, top_k, top_p, min_p, seed, position);
 } catch (...) { return -1; }
-
-// Bytes a second that `threads` threads read from memory: the best of `repeats` sweeps over `megabytes`.
-API double slip_read_bandwidth(int threads, int megabytes, int repeats) try {
-    const size_t words = (size_t)megabytes << 17;
-    Lazy memory(words * 8, true);
-    uint64_t* data = (uint64_t*)memory.data;
-    for (size_t i = 0; i < words; i++) data[i] = i;
-    Pool pool(threads);
-    std::vector<uint64_t> sums(threads * 8);
-    double best = 0;
-    for (int repeat = 0; repeat < repeats; repeat++) {
-        const auto start = std::chrono::steady_clock::now();
-        auto sweep = [&](int t) {
-            const size_t to = words * (t + 1) / threads;
-            uint64_t a = 0, b = 0, c = 0, d = 0;
-            for (size_t i = words * t / threads; i + 32 <= to; i += 32)  // a load a line, four chains: memory, not the adder, is the limit
-                a += data[i], b += data[i + 8], c += data[i + 16], d += data[i + 24];
-            sums[t * 8] += a + b + c + d;
-        };
-        pool.run(sweep);
-        const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        best = std::max(best, (double)words * 8 / s);
-    }
-    volatile uint64_t keep = sums[0];
-    (void)keep;
-    return best;
-} catch (...) { return 0; }

@@ -18,7 +18,7 @@ constexpr int SHARE_ROWS = 4;   // from so many rows on, threads share the row-w
 constexpr int MAX_HEAD_DIM = 256;
 
 struct LayerShape {  // the C ABI's view of models/spec.py: Layer
-    int32_t heads, kv_heads, head_dim, window, inner, qkv_bias, qk_norm, rotary_pairs;
+    int32_t heads, kv_heads, head_dim, window, inner, rotary_pairs;
     float softmax_scale, rope_scale;
 };
 

@@ -13,11 +13,8 @@ public:
 
     int size() const { return threads_; }
 
-    // Runs work(thread) on every thread, the caller being thread 0, and returns when all are done. A plain pointer, since
-    // kernels of every instruction set call it: a template would be compiled for one of them and linked for all.
-    template <class Work> void run(Work& work) {
-        run([](void* w, int thread) { (*static_cast<Work*>(w))(thread); }, &work);
-    }
+    // Runs work(what, thread) on every thread, the caller being thread 0, and returns when all are done. A plain pointer,
+    // since kernels of every instruction set call it: a template would be compiled for one of them and linked for all.
     void run(void (*work)(void*, int), void* what);
 
     // Called by every thread inside `run`: returns when all have arrived.
