@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <new>
 
+#include "drafter.h"
 #include "sample.h"
 
 const Kernels* kernels_portable();
@@ -50,14 +51,45 @@ API Model* slip_model_new(int vocab, int hidden, float eps, int tied, int n_laye
         layers[i].shape = shapes[i];
         layers[i].inv_freq.assign(inv_freq[i], inv_freq[i] + shapes[i].rotary_pairs);
     }
-    return new Model(vocab, hidden, eps, tied != 0, std::move(layers), threads, supported().at(isa));
+    return new Model(vocab, hidden, eps, tied != 0, std::move(layers), std::make_shared<Pool>(threads), supported().at(isa));
 } catch (...) { return nullptr; }
+
+// A drafter of `target`, which owns it; its tensors are loaded as a model's, then slip_drafter_ready.
+API Model* slip_drafter_new(Model* target, const DrafterShape* shape, const int32_t* taps, const int32_t* tokens, int n_layers,
+                            const LayerShape* shapes, const float* inv_freq) try {
+    std::vector<Layer> layers(n_layers);
+    for (int i = 0; i < n_layers; i++) {
+        layers[i].shape = shapes[i];
+        layers[i].inv_freq.assign(inv_freq, inv_freq + shapes[i].rotary_pairs);
+    }
+    target->drafter = std::make_unique<Drafter>(*target, *shape, std::vector<int32_t>(taps, taps + shape->taps),
+                                                std::vector<int32_t>(tokens, tokens + shape->draft_vocab), std::move(layers));
+    return target->drafter.get();
+} catch (...) { return nullptr; }
+
+API int slip_drafter_ready(Model* target) try {
+    target->kernels->take_head(*target->drafter, *target);
+    return 0;
+} catch (...) { return -1; }
+
+API void slip_drafter_free(Model* target) { target->drafter.reset(); }
+
+// scores and candidates: (rows, candidates) each, or null.
+API int slip_draft(Model* m, Cache* c, int anchor, double temperature, uint64_t seed, int32_t* tokens, float* confidence, float* scores,
+                   int32_t* candidates) try {
+    std::lock_guard<std::mutex> lock(m->busy);
+    m->kernels->draft(*m, *c, {anchor, temperature, seed, tokens, confidence, scores, candidates});
+    return 0;
+} catch (...) { return -1; }
 
 API void slip_model_free(Model* m) { delete m; }
 
-// Names follow models/spec.py; layer is -1 for tensors outside layers.
+constexpr int OWN = -2;
+
+// Names follow models/spec.py; layer is -1 for tensors outside layers, -2 for those that only a drafter has.
 static Matrix* matrix_named(Model& m, int layer, const char* name) {
     auto is = [&](const char* s) { return !strcmp(name, s); };
+    if (layer == OWN) return static_cast<Drafter&>(m).own_matrix(name);
     if (layer < 0) return is("embed") ? &m.embed : is("head") ? &m.head : nullptr;
     Layer& l = m.layers[layer];
     return is("q") ? &l.q : is("k") ? &l.k : is("v") ? &l.v : is("o") ? &l.o : is("gate") ? &l.gate : is("up") ? &l.up : is("down") ? &l.down : nullptr;
@@ -65,6 +97,7 @@ static Matrix* matrix_named(Model& m, int layer, const char* name) {
 
 static std::vector<float>* vector_named(Model& m, int layer, const char* name) {
     auto is = [&](const char* s) { return !strcmp(name, s); };
+    if (layer == OWN) return static_cast<Drafter&>(m).own_vector(name);
     if (layer < 0) return is("final_norm") ? &m.final_norm : nullptr;
     Layer& l = m.layers[layer];
     return is("attention_norm") ? &l.attention_norm : is("ffn_norm") ? &l.ffn_norm : is("q_bias") ? &l.q_bias : is("k_bias") ? &l.k_bias

@@ -1,5 +1,5 @@
 #define SLIP_ISA avx2
 #include "simd_avx2.h"
-#include "pass.h"
+#include "draft.h"
 
 const Kernels* kernels_avx2() { return &avx2::kernels; }

@@ -1,5 +1,5 @@
 #define SLIP_ISA avx512
 #include "simd_avx512.h"
-#include "pass.h"
+#include "draft.h"
 
 const Kernels* kernels_avx512() { return &avx512::kernels; }

@@ -1,5 +1,5 @@
 #define SLIP_ISA neon
 #include "simd_neon.h"
-#include "pass.h"
+#include "draft.h"
 
 const Kernels* kernels_neon() { return &neon::kernels; }

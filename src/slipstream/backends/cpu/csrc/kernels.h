@@ -223,8 +223,10 @@ template <int R> static void dot_tile(const Matrix& m, int group, const Rows& a,
 }
 
 // out[0 .. n): n rows of one group, n <= TILE, in powers of two: a tile size more would be another copy of every kernel.
+// One row short of four or eight, a row of no meaning fills the tile: cheaper than to read the weights twice or thrice.
 static inline void dot(const Matrix& m, int group, const Rows& a, int r0, int n, F* out) {
-    if (n == TILE) return dot_tile<TILE>(m, group, a, r0, out);
+    if (n >= TILE - 1) return dot_tile<TILE>(m, group, a, r0, out);
+    if (n == 3) return dot_tile<4>(m, group, a, r0, out);
     if (n & 4) dot_tile<4>(m, group, a, r0, out), r0 += 4, out += 4;
     if (n & 2) dot_tile<2>(m, group, a, r0, out), r0 += 2, out += 2;
     if (n & 1) dot_tile<1>(m, group, a, r0, out);

@@ -1,4 +1,4 @@
-#include "model.h"
+#include "drafter.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -23,12 +23,12 @@ Lazy::~Lazy() { munmap(data, bytes); }
 
 static int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
-Cache::Cache(const Model& model, int capacity) : capacity(capacity) {
+Cache::Cache(const Model& model, int capacity, bool ring) : capacity(capacity) {
     size_t total = 0;
     auto slots_of = [&](const Layer& layer) {
         const int full = round_up(capacity, SPLIT);
         // A ring keeps the window, a whole pass written ahead of it, and what rejected drafts overwrite.
-        return layer.shape.window ? std::min(full, round_up(layer.shape.window + 2 * CHUNK, SPLIT)) : full;
+        return ring && layer.shape.window ? std::min(full, round_up(layer.shape.window + 2 * CHUNK, SPLIT)) : full;
     };
     for (const Layer& layer : model.layers) total += (size_t)slots_of(layer) * layer.shape.kv_heads * layer.shape.head_dim * 4;
     memory_ = std::make_unique<Lazy>(total);
@@ -40,6 +40,15 @@ Cache::Cache(const Model& model, int capacity) : capacity(capacity) {
         windows_.push_back(slots < round_up(capacity, SPLIT) ? layer.shape.window : 0);
         at += 2 * half;
     }
+    if (model.drafter) draft = std::make_unique<DraftState>(*model.drafter, capacity);
+}
+
+Cache::~Cache() = default;
+
+void Cache::rewind(int to) {
+    length = to;
+    if (!to) high_ = 0;
+    if (draft) draft->rewind(to);
 }
 
 bool Cache::can_rewind(int to) const {
@@ -68,8 +77,8 @@ void Scratch::reserve_partials(const Model& model, int base, int rows) {
     if (partial.size() < floats) partial.resize(floats);
 }
 
-Model::Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> given, int threads, const Kernels* kernels)
-    : vocab(vocab), hidden(hidden), eps(eps), tied(tied), layers(std::move(given)), kernels(kernels), pool(threads) {
+Model::Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> given, std::shared_ptr<Pool> shared, const Kernels* kernels)
+    : vocab(vocab), hidden(hidden), eps(eps), tied(tied), layers(std::move(given)), kernels(kernels), threads(std::move(shared)), pool(*threads) {
     int heads = 0, inner = 0, pairs = 0, dim = 0;
     for (size_t i = 0; i < layers.size(); i++) {
         Layer& layer = layers[i];
@@ -83,8 +92,8 @@ Model::Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> giv
     scratch.x.resize((size_t)CHUNK * hidden);
     scratch.q.resize((size_t)CHUNK * heads);
     scratch.rope.resize((size_t)layers.size() * CHUNK * 2 * pairs);
-    scratch.threads.resize(threads);
-    for (int t = 0; t < threads; t++) {
+    scratch.threads.resize(pool.size());
+    for (int t = 0; t < pool.size(); t++) {
         auto& own = scratch.threads[t];
         const int rows = t == 0 ? CHUNK : SHARE_ROWS;  // thread 0's buffers are the shared ones
         own.hidden.resize(rows, hidden);
@@ -93,6 +102,8 @@ Model::Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> giv
         own.scores.resize(8 * SPLIT);
     }
 }
+
+Model::~Model() = default;
 
 uint8_t* Model::place(size_t bytes) {
     constexpr size_t ARENA = (size_t)1 << 30, LINE = 64;

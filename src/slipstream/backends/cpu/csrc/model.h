@@ -56,17 +56,23 @@ struct LayerCache {
 };
 
 struct Model;
+struct Draft;
+struct Drafter;
+struct DraftState;
 
 struct Cache {
-    Cache(const Model& model, int capacity);
+    // ring: a layer with a window keeps no more than that needs; else every position keeps its slot.
+    Cache(const Model& model, int capacity, bool ring = true);
+    ~Cache();
     bool can_rewind(int to) const;
     int high() const { return high_; }
 
     int length = 0, capacity;
     std::vector<LayerCache> layers;
+    std::unique_ptr<DraftState> draft;  // what a drafter of this model keeps for this text
 
     void advanced(int to) { length = to; high_ = to > high_ ? to : high_; }
-    void rewind(int to) { length = to; if (!to) high_ = 0; }
+    void rewind(int to);
 
 private:
     std::vector<int> windows_;
@@ -114,6 +120,8 @@ struct Kernels {  // one instruction set
     void (*pass)(Model&, Cache&, const int32_t* tokens, int rows, float* logits);
     int (*argmax)(const float* x, int n);
     double (*exp_sum)(const float* x, int n, float top, float scale);  // sum of exp((x - top) * scale)
+    void (*take_head)(Drafter&, const Model& target);                  // what a drafter needs of its target's head
+    void (*draft)(Model& target, Cache&, const Draft&);
 };
 
 struct Model {
@@ -124,11 +132,14 @@ struct Model {
     std::vector<float> final_norm;
     Matrix embed, head;
     const Kernels* kernels;
-    Pool pool;
+    std::shared_ptr<Pool> threads;  // a drafter works on its target's
+    Pool& pool;
     Scratch scratch;
     std::mutex busy;
+    std::unique_ptr<Drafter> drafter;
 
-    Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> layers, int threads, const Kernels* kernels);
+    Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> layers, std::shared_ptr<Pool> threads, const Kernels* kernels);
+    ~Model();
     const Matrix& lm_head() const { return tied ? embed : head; }
 
     // Memory for one more matrix, right behind the last: a pass reads them in this order, in huge pages where there are any.

@@ -6,6 +6,7 @@
 // It knows nothing about sampling, drafts or sessions.
 #pragma once
 #include "attention.h"
+#include "drafter.h"
 
 namespace SLIP_ISA {
 
@@ -17,23 +18,31 @@ static inline Share share(int n, int thread, int threads) {
 
 class Pass {
 public:
-    Pass(Model& m, Cache& c, const int32_t* tokens, int rows, float* logits)
+    // first: set for a block, whose rows all see the positions from there on and each other; a text's rows see what is before them.
+    Pass(Model& m, Cache& c, const int32_t* tokens, int rows, float* logits, int first = -1)
         : m_(m), c_(c), tokens_(tokens), rows_(rows), base_(c.length), logits_(logits), threads_(m.pool.size()),
-          shared_(threads_ > 1 && rows >= SHARE_ROWS) {}
+          shared_(threads_ > 1 && rows >= SHARE_ROWS), first_(first) {}
 
     void run() {
+        make_room();
         m_.scratch.reserve_partials(m_, base_, rows_);
         m_.pool.run([](void* pass, int thread) { static_cast<Pass*>(pass)->work(thread); }, this);
+        if (c_.draft) c_.draft->pending += rows_;
         c_.advanced(base_ + rows_);
     }
 
-private:
+protected:
     void work(int t) {
         embed(t);
         meet();
+        layers(t);
+        if (logits_) head(t);
+    }
+
+    void layers(int t) {
         for (size_t i = 0; i < m_.layers.size(); i++) {
             const Layer& layer = m_.layers[i];
-            const bool last_without_logits = !logits_ && i + 1 == m_.layers.size();
+            const bool last_without_logits = !logits_ && i + 1 == m_.layers.size() && tap_of(i) < 0;
             Rows in = normalise(t, layer.attention_norm.data(), quantised(layer.q) || quantised(layer.k) || quantised(layer.v));
             project_heads(t, i, in, last_without_logits);
             meet();
@@ -47,9 +56,20 @@ private:
             meet();
             add_product(t, layer.down, gated_rows(t, layer));
             meet();
+            keep_tap(t, tap_of(i));
         }
-        head(t);
     }
+
+    int tap_of(size_t layer) const { return c_.draft ? m_.drafter->tap_of((int)layer) : -1; }
+
+    void keep_tap(int t, int tap) {
+        if (tap < 0) return;
+        const Share s = share(rows_, t, threads_);
+        for (int r = s.from; r < s.to; r++)
+            memcpy(c_.draft->taps.data() + (size_t)(c_.draft->pending + r) * c_.draft->width + tap * m_.hidden, x(r), m_.hidden * sizeof(float));
+    }
+
+    void make_room();  // for the taps of this pass
 
     void meet() { m_.pool.meet(); }
     static bool quantised(const Matrix& m) { return m.info().quantised; }
@@ -64,16 +84,20 @@ private:
         const Share s = share(rows_, t, threads_);
         for (int r = s.from; r < s.to; r++) {
             matrix_row(m_.embed, tokens_[r], x(r));
-            for (size_t i = 0; i < m_.layers.size(); i++) {
-                const Layer& layer = m_.layers[i];
-                if (layer.rope_table != (int)i) continue;
-                const int pairs = layer.shape.rotary_pairs;
-                float* table = rope(layer, r);
-                for (int j = 0; j < pairs; j++) {
-                    const double angle = (double)(base_ + r) * layer.inv_freq[j];
-                    table[j] = (float)cos(angle) * layer.shape.rope_scale;
-                    table[pairs + j] = (float)sin(angle) * layer.shape.rope_scale;
-                }
+            angles(r);
+        }
+    }
+
+    void angles(int r) {
+        for (size_t i = 0; i < m_.layers.size(); i++) {
+            const Layer& layer = m_.layers[i];
+            if (layer.rope_table != (int)i) continue;
+            const int pairs = layer.shape.rotary_pairs;
+            float* table = rope(layer, r);
+            for (int j = 0; j < pairs; j++) {
+                const double angle = (double)(base_ + r) * layer.inv_freq[j];
+                table[j] = (float)cos(angle) * layer.shape.rope_scale;
+                table[pairs + j] = (float)sin(angle) * layer.shape.rope_scale;
             }
         }
     }
@@ -157,6 +181,12 @@ private:
         }
     }
 
+    Span seen(const Layer& layer, int row) const {
+        if (first_ < 0) return seen_by(base_ + row, layer.shape.window);
+        const int from = seen_by(base_, layer.shape.window).lo;
+        return {from > first_ ? from : first_, base_ + rows_};
+    }
+
     int first_split(const Layer& layer) const { return seen_by(base_, layer.shape.window).lo / SPLIT; }
     int splits(const Layer& layer) const { return splits_of(layer, base_, rows_); }
 
@@ -179,7 +209,7 @@ private:
                 const int row = (tile * QUERIES + i) / group, h = head * group + (tile * QUERIES + i) % group;
                 const size_t at = ((size_t)row * a.heads + h) * n_splits + split;
                 q[i] = query(layer, row, h);
-                spans[i] = seen_by(base_ + row, a.window);
+                spans[i] = seen(layer, row);
                 out[i] = m_.scratch.partial.data() + at * a.head_dim;
                 top[i] = m_.scratch.split_max.data() + at;
                 total[i] = m_.scratch.split_sum.data() + at;
@@ -258,6 +288,7 @@ private:
     float* const logits_;
     const int threads_;
     const bool shared_;
+    const int first_;
 };
 
 static void pass(Model& m, Cache& c, const int32_t* tokens, int rows, float* logits) { Pass(m, c, tokens, rows, logits).run(); }
@@ -286,7 +317,5 @@ static double exp_sum(const float* x, int n, float top, float scale) {
     for (; i < n; i++) total += exp((double)(x[i] - top) * scale);
     return total;
 }
-
-static const Kernels kernels = {SLIP_ISA_NAME, pass, argmax, exp_sum};
 
 }  // namespace SLIP_ISA

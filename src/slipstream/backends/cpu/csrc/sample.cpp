@@ -84,6 +84,8 @@ std::vector<Candidate> filter(const Kernels& kernels, const float* logits, int v
 
 }  // namespace
 
+double gumbel_noise(uint64_t seed, uint64_t position, int32_t token) { return gumbel(Noise{seed, position}.word((uint32_t)token)); }
+
 int sample_token(const Kernels& kernels, const float* logits, int vocab, double temperature, int top_k, double top_p, double min_p,
                  uint64_t seed, uint64_t position) {
     const int first = kernels.argmax(logits, vocab);

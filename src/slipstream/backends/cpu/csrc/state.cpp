@@ -2,7 +2,7 @@
 // read, per layer and head, and do not depend on the capacity of the cache they came from.
 #include <algorithm>
 
-#include "model.h"
+#include "drafter.h"
 
 namespace {
 
@@ -53,5 +53,6 @@ bool cache_import(const Model& model, Cache& cache, const uint8_t* data, size_t 
     cache.rewind(0);
     cache.advanced(header.high);
     cache.rewind(header.length);
+    if (cache.draft) cache.draft->restart(header.length);
     return true;
 }

@@ -116,6 +116,35 @@ void matrix_pack(Matrix& m, int row0, int n, const uint8_t* raw) {
     }
 }
 
+void matrix_take(Matrix& to, const Matrix& from, const int32_t* rows) {
+    const FormatInfo& f = from.info();
+    for (int row = 0; row < to.rows; row++) {
+        const uint8_t* source = from.group(rows[row] / 16);
+        uint8_t* target = to.data + (row / 16) * to.group_bytes();
+        const int a = rows[row] % 16, b = row % 16;
+        // Whatever a record holds, it holds for sixteen lanes in a row: `n` bytes each, `times` over.
+        auto copy = [&](int n, int times) {
+            for (int i = 0; i < times; i++, source += 16 * n, target += 16 * n) memcpy(target + b * n, source + a * n, n);
+        };
+        for (int i = 0; i < from.records; i++) {
+            if (!f.quantised) copy(f.block_bytes, f.record_k);
+            else if (f.block_k == 32) {
+                const int scales = f.record_k / f.block_k * (from.format == Q4_1 ? 2 : 1);
+                copy(2, scales);
+                copy(4, (f.record_bytes - scales * 32) / 64);
+            } else {
+                copy(2, 2);
+                copy(1, 16);
+                copy(4, 32);
+                for (int left = f.record_bytes - BYTES_AT - 2048; left > 0; left -= 8, source += 8, target += 8) {  // planes: a lane is four bits
+                    const int bits = source[a / 2] >> (a % 2 * 4) & 15;
+                    target[b / 2] |= (uint8_t)(bits << (b % 2 * 4));
+                }
+            }
+        }
+    }
+}
+
 static float f16_at(const uint8_t* p) {
     uint16_t h;
     memcpy(&h, p, 2);

@@ -47,5 +47,8 @@ Matrix matrix_shape(Format format, int rows, int cols);
 // Reorders rows [row0, row0 + n) given in the file's format into an allocated matrix; row0 is a multiple of 16.
 void matrix_pack(Matrix& m, int row0, int n, const uint8_t* raw);
 
+// The given rows of a matrix as a matrix of its own; `to` has its shape and memory. Bits stay as they are.
+void matrix_take(Matrix& to, const Matrix& from, const int32_t* rows);
+
 // One row as floats, out[cols].
 void matrix_row(const Matrix& m, int row, float* out);
