@@ -105,8 +105,8 @@ def test_an_unsupported_quantisation_names_the_supported(tmp_path: Path, monkeyp
 
 def test_an_unsupported_safetensors_dtype_names_the_supported(tmp_path: Path) -> None:
     file = write_tiny_checkpoint(tmp_path) / "model.safetensors"
-    file.write_bytes(file.read_bytes().replace(b'"F32"', b'"I32"', 1))
-    assert "stored as 'I32', which is not supported; choose weights in F32, F16 or BF16" in refusal(tmp_path)
+    file.write_bytes(file.read_bytes().replace(b'"F32"', b'"I64"', 1))
+    assert "stored as 'I64', which is not supported; choose weights in F32, F16 or BF16" in refusal(tmp_path)
 
 
 def test_quantised_directories_are_refused(tmp_path: Path) -> None:

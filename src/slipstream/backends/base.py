@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.models.block_drafter import BlockDrafterWeights
 from slipstream.models.spec import ModelSpec
 
 FloatArray = npt.NDArray[np.float32]
@@ -88,6 +89,28 @@ class NativeSampler(Protocol):
         self, logits: FloatArray, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int
     ) -> int:
         """The token of one row (vocab,), penalties and bias already applied."""
+        ...
+
+
+@runtime_checkable
+class BlockDrafting(Protocol):
+    """A backend that also runs a block drafter of its model (`drafters.block_reference` says what that computes).
+
+    The drafter's keys and values live in the backend's own KV caches and follow every prefill, pass and rewind.
+    """
+
+    def load_drafter(self, drafter: BlockDrafterWeights) -> None:
+        """Make `draft` work. To be called once, before any cache is made; raises BackendError where it does not fit."""
+        ...
+
+    def draft(
+        self, cache: KVCache, anchor: int, *, temperature: float, seed: int, limit: int
+    ) -> tuple[IntArray, FloatArray]:
+        """Guess what follows `anchor`, the newest token, which `cache` does not hold yet.
+
+        Returns at most `limit` tokens (n,) and, of each, the chance that it is right if all before it are (n,). At a
+        temperature they are drawn with the target's own noise for `seed` and their positions.
+        """
         ...
 
 

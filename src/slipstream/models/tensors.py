@@ -39,8 +39,10 @@ FORMATS = {
     "MXFP4": Format(32, 17, 39),
     "F8_E4M3": Format(1, 1, None),  # a value only with the scale of its block: `BlockScaled`
     "U8": Format(1, 1, None),  # no value by itself: half of `PackedMXFP4`
+    "I8": Format(1, 1, None),  # half of `block_drafter.Int8Blocks`
+    "I32": Format(1, 4, None),  # token ids
 }
-PARTS = ("F8_E4M3", "U8")
+PARTS = ("F8_E4M3", "U8", "I8", "I32")
 """Formats that are no weights by themselves."""
 
 
