@@ -14,8 +14,11 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from slipstream.backends.base import MAX_DRAFTS, FloatArray, IntArray, KVCache
+from slipstream.backends.cpu.drafter import Guesses, native_names, shapes
+from slipstream.backends.cpu.drafter import unsupported as unsupported_drafter
 from slipstream.backends.cpu.library import FORMATS, LayerShape, instruction_sets, library
 from slipstream.errors import BackendError, RequestError
+from slipstream.models.block_drafter import BlockDrafterWeights
 from slipstream.models.spec import Layer, ModelSpec, WeightTensor
 
 PREFILL_CALL = 256
@@ -59,6 +62,7 @@ class CpuCache:
         self.handle = None
         self.backend = backend  # keeps the model alive as long as its caches
         self.capacity = capacity
+        self.drafts = backend.drafter is not None  # its taps are kept from the first position on
         with backend.turn():
             if capacity <= _MAX_CAPACITY:
                 self.handle = library().slip_cache_new(backend.open_handle(), capacity)
@@ -161,8 +165,11 @@ class CpuBackend:
         if not self.handle:
             raise BackendError(f"no memory for the working buffers of {self.threads} threads; ask for fewer")
         self._pass_bytes = 0
-        for name in spec.tensor_shapes():
-            self._load(name, tensors[name])
+        self.drafter: BlockDrafterWeights | None = None
+        for name, shape in spec.tensor_shapes().items():
+            read = _load(self.handle, *_address(name), tensors[name], is_matrix=len(shape) > 1)
+            if name != "embed" or spec.tied_embeddings:
+                self._pass_bytes += read
         self._logits = np.empty((1 + MAX_DRAFTS, spec.vocab), np.float32)
 
     def new_cache(self, capacity: int) -> CpuCache:
@@ -205,6 +212,55 @@ class CpuBackend:
                     position,
                 )
             )
+
+    def load_drafter(self, drafter: BlockDrafterWeights) -> None:
+        """Raises BackendError where the kernels cannot run it, or memory runs out."""
+        if reason := unsupported_drafter(drafter.config):
+            raise BackendError(f"the native CPU backend cannot run the drafter {drafter.path}: {reason}")
+        shape, layers, inv_freq = shapes(drafter)
+        taps = np.array(drafter.config.taps, np.int32)
+        out_of_memory = BackendError("no memory for the drafter; use --drafter suffix")
+        with self.turn():
+            self.drafter, lib, target = None, library(), self.open_handle()
+            tokens = np.ascontiguousarray(drafter.tokens, np.int32)
+            handle = lib.slip_drafter_new(
+                target, c.byref(shape), taps.ctypes.data, tokens.ctypes.data, len(layers), layers, inv_freq
+            )
+            if not handle:
+                raise out_of_memory
+            try:
+                for name, layer, short, is_matrix in native_names(drafter):
+                    _load(handle, layer, short.encode(), drafter.tensors[name], is_matrix)
+                if lib.slip_drafter_ready(target):
+                    raise out_of_memory
+            except BackendError:
+                lib.slip_drafter_free(target)
+                raise
+            self.drafter = drafter
+
+    def draft(
+        self, cache: KVCache, anchor: int, *, temperature: float, seed: int, limit: int
+    ) -> tuple[IntArray, FloatArray]:
+        guesses = self.guess(cache, anchor, temperature, seed)
+        return guesses.tokens[:limit], guesses.confidence[:limit]
+
+    def guess(self, cache: KVCache, anchor: int, temperature: float, seed: int) -> Guesses:
+        """A whole draft, with what its rows chose among."""
+        with self.turn():
+            handle = self._checked(cache, np.array([anchor], np.int32))
+            if self.drafter is None or not cache.drafts:  # type: ignore[attr-defined]
+                raise ValueError("no drafter was loaded before this cache was made")
+            rows, candidates = self.drafter.config.drafts, self.drafter.config.candidates
+            guesses = Guesses(
+                np.empty(rows, np.int32),
+                np.empty(rows, np.float32),
+                np.empty((rows, candidates), np.float32),
+                np.empty((rows, candidates), np.int32),
+            )
+            pointers = [array.ctypes.data for array in guesses]
+            if library().slip_draft(self.handle, handle, anchor, temperature, seed, *pointers):
+                raise BackendError("no memory to attend over this many positions")
+            return guesses
 
     def memory_bytes(self) -> int:
         return self._pass_bytes
@@ -258,22 +314,21 @@ class CpuBackend:
             raise ValueError(f"token ids must be in [0, {self.spec.vocab})")
         return cache.open_handle()
 
-    def _load(self, name: str, tensor: WeightTensor) -> None:
-        layer, short = _address(name)
-        lib, out_of_memory = library(), BackendError(f"no memory for the weights (at tensor {name})")
-        if len(tensor.shape) == 1:
-            values = np.ascontiguousarray(tensor.float32(), np.float32)
-            if lib.slip_vector(self.handle, layer, short, values.ctypes.data, len(values)):
-                raise out_of_memory
-            return
-        raw = tensor.raw()
-        if lib.slip_matrix(self.handle, layer, short, FORMATS.index(tensor.format), *tensor.shape):
+
+def _load(handle: int, layer: int, name: bytes, tensor: WeightTensor, is_matrix: bool) -> int:
+    """Copy one tensor into the library; returns the bytes a pass reads of it, 0 for a vector."""
+    lib, out_of_memory = library(), BackendError(f"no memory for the weights (at tensor {name.decode()})")
+    if not is_matrix:
+        values = np.ascontiguousarray(tensor.float32(), np.float32)
+        if lib.slip_vector(handle, layer, name, values.ctypes.data, values.size):
             raise out_of_memory
-        raw = np.ascontiguousarray(raw)
-        if lib.slip_matrix_rows(self.handle, layer, short, 0, len(raw), raw.ctypes.data):
-            raise BackendError(f"tensor {name} could not be packed")
-        if name != "embed" or self.spec.tied_embeddings:
-            self._pass_bytes += raw.nbytes
+        return 0
+    raw = np.ascontiguousarray(tensor.raw())
+    if lib.slip_matrix(handle, layer, name, FORMATS.index(tensor.format), *tensor.shape):
+        raise out_of_memory
+    if lib.slip_matrix_rows(handle, layer, name, 0, len(raw), raw.ctypes.data):
+        raise BackendError(f"tensor {name.decode()} could not be packed")
+    return raw.nbytes
 
 
 def _address(name: str) -> tuple[int, bytes]:

@@ -21,6 +21,15 @@ class LayerShape(c.Structure):
     )
 
 
+class DrafterShape(c.Structure):
+    """csrc/drafter.h: DrafterShape."""
+
+    _fields_ = (
+        *((n, c.c_int32) for n in ("hidden", "rows", "taps", "draft_vocab", "rank", "candidates")),
+        ("eps", c.c_float),
+    )
+
+
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "slip_isa": (c.c_char_p, (c.c_int,)),
     "slip_model_new": (
@@ -38,6 +47,34 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
         ),
     ),
     "slip_model_free": (None, (c.c_void_p,)),
+    "slip_drafter_new": (
+        c.c_void_p,
+        (
+            c.c_void_p,
+            c.POINTER(DrafterShape),
+            c.c_void_p,
+            c.c_void_p,
+            c.c_int,
+            c.POINTER(LayerShape),
+            c.POINTER(c.c_float),
+        ),
+    ),
+    "slip_drafter_ready": (c.c_int, (c.c_void_p,)),
+    "slip_drafter_free": (None, (c.c_void_p,)),
+    "slip_draft": (
+        c.c_int,
+        (
+            c.c_void_p,
+            c.c_void_p,
+            c.c_int,
+            c.c_double,
+            c.c_uint64,
+            c.c_void_p,
+            c.c_void_p,
+            c.c_void_p,
+            c.c_void_p,
+        ),
+    ),
     "slip_vector": (c.c_int, (c.c_void_p, c.c_int, c.c_char_p, c.c_void_p, c.c_int)),
     "slip_matrix": (c.c_int, (c.c_void_p, c.c_int, c.c_char_p, c.c_int, c.c_int, c.c_int)),
     "slip_matrix_rows": (c.c_int, (c.c_void_p, c.c_int, c.c_char_p, c.c_int, c.c_int, c.c_void_p)),
