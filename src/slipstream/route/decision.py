@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from slipstream.errors import SlipstreamError
+
 Role = Literal["system", "user", "assistant", "tool"]
+
+
+class RouteError(SlipstreamError):
+    """No target can take a request, or a policy's options make no sense."""
 
 
 @dataclass(frozen=True)
@@ -141,4 +147,33 @@ class Policy(Protocol):
 
     def decide(self, conversation: Conversation, state: SessionState, catalogue: Catalogue) -> Decision:
         """Choose. Raises RouteError where no target can take the request."""
+        ...
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model said to a policy that asked it, and what that took. cost: dollars."""
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float
+    time_s: float
+
+
+class Asker(Protocol):
+    """How a policy asks a model. The gateway's goes through its targets, and puts the reply on the ledger."""
+
+    async def __call__(self, choice: Choice, prompt: str, *, max_tokens: int, timeout_s: float) -> Reply:
+        """Raises RouteError where no reply came in time."""
+        ...
+
+
+class AskingPolicy(Policy, Protocol):
+    """A policy that may ask a model first; the gateway calls this in place of `decide`, which must not ask."""
+
+    async def decide_asking(
+        self, conversation: Conversation, state: SessionState, catalogue: Catalogue, ask: Asker
+    ) -> Decision:
+        """Choose; judge_cost and judge_time_s say what asking took."""
         ...
