@@ -15,7 +15,7 @@ class AheadBackend(FakeBackend):
     running = 0
     begun = 0
 
-    def rounds(self, cache, tokens, *, temperature, top_k, top_p, min_p, seed, drafts, limit, stop_token_ids):
+    def rounds(self, cache, tokens, *, temperature, top_k, top_p, min_p, seed, drafts, limit, stop_token_ids, drafter):
         assert self.running == 0, "two loops share the device"
         assert len(tokens) == cache.length + 1
         self.running, self.begun = 1, self.begun + 1

@@ -139,10 +139,12 @@ class DeviceRounds(Protocol):
         drafts: int,
         limit: int,
         stop_token_ids: tuple[int, ...],
+        drafter: str = "suffix",
     ) -> Iterator[Round]:
         """Decode on from `tokens`, the whole text so far, its last token the anchor and the rest in the cache.
 
         Ends after `limit` tokens or the first stop token, which is yielded too. Closing the iterator cancels within
         two rounds; the cache then holds exactly the yielded tokens but the last. drafts: 0 is no speculation.
+        drafter: who may guess, `suffix`, `block` or `auto`, which is both; the last two need a loaded block drafter.
         """
         ...

@@ -11,7 +11,7 @@ from slipstream import LLM, Completion, SamplingParams, Session
 from slipstream.bench.machine import cores, read_bandwidth
 from slipstream.bench.measure import Summary, summarize
 from slipstream.bench.workloads import Prompt, PromptSet, prompts
-from slipstream.drafters import Memory, make_drafter
+from slipstream.drafters import Memory
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def measure_decode(
 
 def fresh_session(llm: LLM, drafter: str) -> Session:
     """A session that knows nothing of earlier answers, neither by its KV cache nor by its drafter's memory."""
-    return llm.session(drafter=make_drafter(drafter, cost=llm.cost, memory=Memory()))
+    return llm.session(drafter=llm.make_drafter(drafter, Memory()))
 
 
 def _answer(llm: LLM, prompt: Prompt, drafter: str, max_tokens: int) -> tuple[Completion, list[float]]:

@@ -67,10 +67,11 @@ def engine_options(command: F) -> F:
         command,
         click.option(
             "--drafter",
-            type=OneOf("auto", "none", "suffix"),
+            type=OneOf("auto", "none", "suffix", "block"),
             default="auto",
             show_default=True,
-            help="Who guesses ahead: none, suffix, or auto. Never changes the answer.",
+            help="Who guesses ahead: none, suffix, block, the folder of a block drafter, or auto. "
+            "Never changes the answer.",
         ),
         click.option("--drafts", type=int, default=7, show_default=True, help="Most tokens guessed a round."),
         click.option(

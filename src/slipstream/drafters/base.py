@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+Guess = Callable[[int, int], tuple[Sequence[int], Sequence[float]]]
+"""(newest token, most guesses) -> tokens, and of each the chance that it is right if all before it are."""
 
 
 class Drafter(Protocol):
@@ -22,3 +25,27 @@ class Drafter(Protocol):
     def observe(self, committed: Sequence[int], drafted: int, accepted: int) -> None:
         """A round ended: `committed` tokens extend the text, `accepted` of the `drafted` guesses were right."""
         ...
+
+
+@runtime_checkable
+class Guided(Protocol):
+    """A drafter that asks a model, which the backend runs beside the target."""
+
+    def attach(self, guess: Guess) -> None:
+        """How to ask about the text that the next `begin` starts."""
+        ...
+
+
+class Cost(Protocol):
+    """Times relative to a round of one row: called with a row count, of such a round; draft, of asking the model."""
+
+    draft: float
+
+    def __call__(self, rows: int) -> float: ...
+
+    @property
+    def one_row_due(self) -> bool:
+        """Whether the next round should have one row, to measure by."""
+        ...
+
+    def record_draft(self, seconds: float) -> None: ...

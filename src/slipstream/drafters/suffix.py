@@ -148,11 +148,16 @@ class SuffixDrafter:
         self._guess = []
 
     def propose(self, limit: int) -> Sequence[int]:
+        return self.best(limit)[0]
+
+    def best(self, limit: int) -> tuple[Sequence[int], float]:
+        """What to draft, and the tokens it is expected to bring for the time of one row: 1 where there is nothing."""
         if self._source is None and not self._look_up():
             self._guess = []
-            return ()
+            return (), 1.0
         self._guess = self._continuation(limit + 1)  # one more than may be drafted, to check the round's last token
-        return self._guess[: self._worth(min(limit, len(self._guess)))]
+        count, rate = self._worth(min(limit, len(self._guess)))
+        return self._guess[:count], rate
 
     def observe(self, committed: Sequence[int], drafted: int, accepted: int) -> None:
         self._text.extend(committed)
@@ -199,8 +204,8 @@ class SuffixDrafter:
             guess += guess[: limit - len(guess)]
         return guess
 
-    def _worth(self, limit: int) -> int:
-        """How many drafts give the most expected tokens for their time; 0 where none pays."""
+    def _worth(self, limit: int) -> tuple[int, float]:
+        """How many drafts give the most expected tokens for their time, and how many; 0 and 1 where none pays."""
         best, best_rate, expected, chance, match = 0, 1.0, 1.0, 1.0, self._match
         for drafts in range(1, limit + 1):
             chance *= self._odds.chance[_BUCKET[match] if match < _LONGEST else _BUCKET[_LONGEST]]
@@ -209,4 +214,4 @@ class SuffixDrafter:
             rate = expected / self._cost(1 + drafts)
             if rate > best_rate:
                 best, best_rate = drafts, rate
-        return best
+        return best, best_rate

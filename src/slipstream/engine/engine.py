@@ -6,10 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipstream.backends.base import MAX_DRAFTS, Backend
-from slipstream.drafters import Drafter, Memory, make_drafter
+from slipstream.backends.base import MAX_DRAFTS, Backend, BlockDrafting
+from slipstream.drafters import DRAFTERS, Drafter, Memory, Record, make_drafter
 from slipstream.engine.cost import RoundCost
 from slipstream.engine.request import Chunk, SamplingParams
 from slipstream.engine.sampling import LogitMask
@@ -26,7 +27,9 @@ class LLM(Generates):
 
     model: `smollm2`, a .gguf file, a directory with config.json and safetensors, a hub id, or a loaded `Checkpoint`.
     backend: `auto`, `cpu`, `cuda`, `reference`, or a `Backend` that has the weights already.
-    drafter: `auto` (now `suffix`), `none`, `suffix`, or a `Drafter`, which serves one stream at a time.
+    drafter: `none`; `suffix`; `block`, a model trained to guess what this one says; `auto`, each round the better one
+    of the two; the folder of a block drafter, for `auto` with that one; or a `Drafter`, which serves one stream at a
+    time. Without a folder the block drafter is the one that comes with the package for this model, if there is one.
     drafts: most tokens guessed a round, 0 to 15. context: longest text in tokens, at most the model's own.
     prefill_chunk: most prompt tokens of one pass; None leaves it to the backend. threads: of the CPU backend.
     Raises CheckpointError, BackendError, or RequestError for a senseless option.
@@ -52,6 +55,9 @@ class LLM(Generates):
         self.lock = threading.Lock()
         self.turns = Turns()
         self.memory = Memory()
+        self.record: Record | None = None  # of the block drafter, where one is loaded
+        folder = self._drafter_folder(drafter)
+        drafter = "auto" if folder else drafter
         self._options = self._check_options(drafter, drafts, prefill_chunk)
         self._idle: Session | None = None
         if isinstance(model, str | os.PathLike):
@@ -67,6 +73,7 @@ class LLM(Generates):
 
             backend = open_backend(model, backend, threads)
         self.backend = backend
+        self._load_drafter(folder, drafter)
         self.tokenizer = model.tokenizer
         self.load_s = time.perf_counter() - started
 
@@ -77,9 +84,36 @@ class LLM(Generates):
             raise RequestError(f"drafts must be in [0, {MAX_DRAFTS}], got {drafts}")
         if prefill_chunk is not None and prefill_chunk < 1:
             raise RequestError(f"prefill_chunk must be at least 1, got {prefill_chunk}")
-        if isinstance(drafter, str):
-            make_drafter(drafter)  # an unknown name is refused now, not at the first answer
+        if isinstance(drafter, str) and drafter not in DRAFTERS:
+            make_drafter(drafter)  # refused now, not at the first answer
         return drafter, drafts, prefill_chunk
+
+    @staticmethod
+    def _drafter_folder(drafter: str | Drafter) -> Path | None:
+        known = not isinstance(drafter, str) or drafter in DRAFTERS
+        return None if known or not Path(str(drafter)).is_dir() else Path(str(drafter))
+
+    def _load_drafter(self, folder: Path | None, drafter: str | Drafter) -> None:
+        """Load the block drafter of `folder`, or the one that ships with the package, where `drafter` may use it."""
+        wanted = folder is not None or drafter == "block"
+        if not (wanted or drafter == "auto"):
+            return
+        backend, tensors = self.backend, getattr(self.checkpoint, "tensors", None)
+        if isinstance(backend, BlockDrafting) and tensors:
+            from slipstream.drafters.shipped import shipped_drafter
+            from slipstream.models.block_drafter import load_block_drafter
+
+            folder = folder or shipped_drafter(tensors)
+            if folder is not None:
+                weights = load_block_drafter(folder, self.spec, tensors)
+                backend.load_drafter(weights)
+                self.record = Record(weights.config.acceptance)
+                self.cost.calibrate(backend)
+        if wanted and self.record is None:
+            why = "there is no block drafter for this model; train one with `slipstream train-drafter`, or"
+            if not isinstance(backend, BlockDrafting):
+                why = f"the {backend.name} backend runs no block drafter;"
+            raise RequestError(f"{why} use --drafter suffix")
 
     def _check_context(self, context: int | None) -> int:
         if context is None:
@@ -98,6 +132,10 @@ class LLM(Generates):
             raise RequestError("there are no messages to answer; give at least one")
         return self.tokenizer.encode(self.tokenizer.render_chat(messages, add_generation_prompt=True, **template))
 
+    def make_drafter(self, name: str = "auto", memory: Memory | None = None) -> Drafter:
+        """A drafter for one stream of this model. memory: earlier texts; None is those of all streams."""
+        return make_drafter(name, cost=self.cost, memory=memory or self.memory, record=self.record)
+
     def session(
         self,
         *,
@@ -113,7 +151,7 @@ class LLM(Generates):
             mine[2] if prefill_chunk is None else prefill_chunk,
         )
         if isinstance(drafter, str):
-            drafter = make_drafter(drafter, cost=self.cost, memory=self.memory)
+            drafter = self.make_drafter(drafter)
         return Session(self, drafter, drafts, prefill_chunk)
 
     def stream(

@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from slipstream.backends.base import DeviceRounds, IntArray, NativeSampler, Round
-from slipstream.drafters.base import Drafter
+from slipstream.backends.base import BlockDrafting, DeviceRounds, IntArray, NativeSampler, Round
+from slipstream.drafters import DRAFTERS, Drafter
+from slipstream.drafters.base import Guided
 from slipstream.engine.kv import StreamKV
 from slipstream.engine.request import Chunk, Completion, FinishReason, Piece, SamplingParams, SpeculationStats, Timing
 from slipstream.engine.round import host_rounds
@@ -274,8 +275,9 @@ class Session(Generates):
         self, request: Request, sampler: Sampler, limit: int, stop_token_ids: frozenset[int]
     ) -> Generator[Round, None, None]:
         backend, params, tokens = self._llm.backend, request.params, request.tokens
-        if isinstance(backend, DeviceRounds) and sampler.plain and self._drafter.name in ("none", "suffix"):
-            device, drafts = backend, self._drafts if self._drafter.name != "none" else 0
+        if isinstance(backend, DeviceRounds) and sampler.plain and self._drafter.name in DRAFTERS:
+            device, drafter = backend, self._drafter.name
+            drafts = self._drafts if drafter != "none" else 0
 
             def begin(text: IntArray, left: int) -> Iterator[Round]:
                 return device.rounds(
@@ -289,14 +291,24 @@ class Session(Generates):
                     drafts=drafts,
                     limit=left,
                     stop_token_ids=tuple(stop_token_ids),
+                    drafter=drafter,
                 )
 
             yield from self._llm.turns.take(begin, tokens, limit)
             return
+        cache = self.kv.cache
+        if isinstance(self._drafter, Guided) and isinstance(backend, BlockDrafting):
+            model, seed = backend, sampler.seed
+
+            def guess(anchor: int, limit: int) -> tuple[list[int], list[float]]:
+                drafts, chances = model.draft(cache, anchor, temperature=params.temperature, seed=seed, limit=limit)
+                return drafts.tolist(), chances.tolist()
+
+            self._drafter.attach(guess)
         self._drafter.begin(tokens)
         yield from host_rounds(
             backend,
-            self.kv.cache,
+            cache,
             tokens[-1],
             drafter=self._drafter,
             sampler=sampler,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from slipstream.drafters import make_drafter
+from slipstream.drafters.base import Guess, Guided
 from slipstream.engine.engine import LLM
 
 
@@ -21,10 +21,14 @@ class FilteredDrafter:
     """The engine's own drafter; `grammar` and `limit`, a tier's most drafts a round, are those of one stream."""
 
     def __init__(self, llm: LLM, name: str = "auto") -> None:
-        self._inner = make_drafter(name, cost=llm.cost, memory=llm.memory)
+        self._inner = llm.make_drafter(name)
         self.name = self._inner.name
         self.grammar: Filter | None = None
         self.limit: int | None = None
+
+    def attach(self, guess: Guess) -> None:
+        if isinstance(self._inner, Guided):
+            self._inner.attach(guess)
 
     def begin(self, tokens: Sequence[int]) -> None:
         self._inner.begin(tokens)

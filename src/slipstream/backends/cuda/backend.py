@@ -122,7 +122,8 @@ class CudaBackend:
         return logits
 
     def rounds(self, cache: KVCache, tokens: IntArray, *, temperature: float, top_k: int, top_p: float, min_p: float,
-               seed: int, drafts: int, limit: int, stop_token_ids: tuple[int, ...]) -> Iterator[Round]:  # fmt: skip
+               seed: int, drafts: int, limit: int, stop_token_ids: tuple[int, ...],
+               drafter: str = "suffix") -> Iterator[Round]:  # fmt: skip
         """As `DeviceRounds.rounds`. The device's drafter proposes where drafts > 0, whatever the engine's own would."""
         c = _own(cache, 1)
         start, b = len(tokens) - 1, self.buffers
