@@ -144,7 +144,8 @@ template <Format T> static inline I step_sum(const W* w, const int8_t* high, con
     return s;
 }
 
-// out[r] = one group of sixteen outputs for rows r0 .. r0 + R - 1, which lie in one tile.
+// out[r] = one group of sixteen outputs for rows r0 .. r0 + R - 1, which lie in one tile. From four rows on arithmetic sets
+// the pace and the hardware prefetcher comes late, so every line is asked for; with fewer, memory does, and asking only costs.
 template <Format T, int R> static void dot_quantised(const Matrix& m, int group, const Rows& a, int r0, F* out) {
     using B = Block<T>;
     constexpr FormatInfo f = FORMAT[T];
@@ -155,8 +156,10 @@ template <Format T, int R> static void dot_quantised(const Matrix& m, int group,
     F acc[R];
     UNROLL for (int r = 0; r < R; r++) acc[r] = f_zero();
     for (int i = 0; i < records; i++, rec += f.record_bytes) {
-        prefetch(rec + 4096);
+        if constexpr (R < 4) prefetch(rec + 4096);
         for (int j = 0; j < f.record_k / 32; j++, x++) {
+            constexpr int bytes = f.record_bytes / (f.record_k / 32);
+            if constexpr (R >= 4) UNROLL for (int line = 0; line < bytes; line += 64) prefetch(rec + 8192 + j * bytes + line);
             W w[8];
             B::load(rec, j, w);
             const int8_t(*high)[32] = x->high + first, (*low)[32] = x->low + first;
@@ -223,9 +226,9 @@ template <int R> static void dot_tile(const Matrix& m, int group, const Rows& a,
 }
 
 // out[0 .. n): n rows of one group, n <= TILE, in powers of two: a tile size more would be another copy of every kernel.
-// One row short of four or eight, a row of no meaning fills the tile: cheaper than to read the weights twice or thrice.
+// Three rows take a tile of four, whose last row means nothing: cheaper than two tiles.
 static inline void dot(const Matrix& m, int group, const Rows& a, int r0, int n, F* out) {
-    if (n >= TILE - 1) return dot_tile<TILE>(m, group, a, r0, out);
+    if (n == TILE) return dot_tile<TILE>(m, group, a, r0, out);
     if (n == 3) return dot_tile<4>(m, group, a, r0, out);
     if (n & 4) dot_tile<4>(m, group, a, r0, out), r0 += 4, out += 4;
     if (n & 2) dot_tile<2>(m, group, a, r0, out), r0 += 2, out += 2;
