@@ -197,8 +197,8 @@ protected:
         const LayerCache& cache = c_.layers[index];
         const int group = a.heads / a.kv_heads, queries = rows_ * group, tiles = (queries + QUERIES - 1) / QUERIES;
         const int n_splits = splits(layer), s0 = first_split(layer);
-        const Share mine = share(n_splits * a.kv_heads * tiles, t, threads_);
-        for (int item = mine.from; item < mine.to; item++) {
+        // In turn, not in shares: the last split is seldom full.
+        for (int item = t; item < n_splits * a.kv_heads * tiles; item += threads_) {
             const int tile = item % tiles, head = item / tiles % a.kv_heads, split = item / tiles / a.kv_heads;
             const int start = (s0 + split) * SPLIT, slot = start % cache.slots;
             const int n = queries - tile * QUERIES < QUERIES ? queries - tile * QUERIES : QUERIES;
