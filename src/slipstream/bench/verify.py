@@ -21,6 +21,8 @@ import numpy as np
 from slipstream.backends.base import MAX_DRAFTS, Backend, DeviceRounds, FloatArray, NativeSampler
 from slipstream.bench.workloads import CHAT, CODE
 from slipstream.drafters import Drafter
+from slipstream.drafters.base import Guess, Guided
+from slipstream.drafters.block import BlockDrafter, Free
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.suffix import SuffixDrafter
 from slipstream.drafters.testing import ScriptedDrafter
@@ -111,6 +113,10 @@ class Switch:
         self.inner: Drafter = NoDrafter()
         self.drafts = 0
 
+    def attach(self, guess: Guess) -> None:
+        if isinstance(self.inner, Guided):
+            self.inner.attach(guess)
+
     def begin(self, tokens: Sequence[int]) -> None:
         self.inner.begin(tokens)
 
@@ -125,16 +131,19 @@ def verify(
     model: str | os.PathLike[str] | LLM,
     *,
     backend: str = "auto",
+    drafter: str = "auto",
     threads: int | None = None,
     quick: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Check]:
     """Every check, passed or not. quick: four prompts and fewer modes. progress: told what comes next.
 
+    drafter: `auto` includes the model's block drafter, or the folder of one; drafters without weights always run.
+
     Raises SlipstreamError where the model cannot be loaded.
     """
     if not isinstance(model, LLM):
-        with LLM(model, backend=backend, threads=threads) as llm:
+        with LLM(model, backend=backend, drafter=drafter, threads=threads) as llm:
             return verify(llm, quick=quick, progress=progress)
     llm = model
     invariant = llm.backend.row_invariant
@@ -183,8 +192,8 @@ class _Gate:
 
     def __init__(self, llm: LLM, modes: list[SamplingParams]) -> None:
         self.llm, self.modes = llm, modes
-        kinds = product(("suffix", "always wrong", "always right"), DRAFTS)
-        self.drafted = {kind: Tally(f"drafter {kind[0]}, drafts {kind[1]}") for kind in kinds}
+        names = ("suffix", *(("block",) if llm.record else ()), "always wrong", "always right")
+        self.drafted = {kind: Tally(f"drafter {kind[0]}, drafts {kind[1]}") for kind in product(names, DRAFTS)}
         self.accepted = dict.fromkeys(self.drafted, 0)
         self.guesses = Tally("drafters right and wrong are what they say")
         self.device = Tally("rounds on the device")
@@ -213,7 +222,7 @@ class _Gate:
         with self.llm.session(drafter=switch, drafts=max(DRAFTS)) as session:
             plain = self.plain[text.name] = [session.generate(text.tokens, mode).token_ids for mode in self.modes]
             for i, (mode, expected) in enumerate(zip(self.modes, plain, strict=True)):
-                for name, drafts in product(("suffix", "always wrong", "always right"), DRAFTS):
+                for name, drafts in self.drafted:
                     if i and drafts != DRAFTS[i % len(DRAFTS)]:
                         continue
                     switch.inner, switch.drafts = self._drafter(name, text, expected), drafts
@@ -229,6 +238,8 @@ class _Gate:
     def _drafter(self, name: str, text: Text, expected: list[int]) -> Drafter:
         if name == "suffix":
             return SuffixDrafter()  # with free drafts, so that it tries many
+        if name == "block":
+            return BlockDrafter(Free())
         vocab = self.llm.spec.vocab if name == "always wrong" else None
         return ScriptedDrafter(len(text.tokens), expected, vocab)
 
@@ -237,7 +248,7 @@ class _Gate:
         tally.same(where, got.token_ids, expected)
         self.accepted[name, drafts] += stats.accepted
         tally.note = f", {self.accepted[name, drafts]} drafts accepted"
-        if name != "suffix":
+        if name.startswith("always"):
             right = stats.drafted if name == "always right" else 0
             ok = stats.drafted > 0 and stats.accepted == right
             self.guesses.holds(where, ok, f"{name}: {stats.accepted} of {stats.drafted} drafts accepted")
@@ -257,7 +268,8 @@ class _Gate:
         self.reused.same(f"{text.name}, next turn", session.generate(follow_up, self.modes[-1]).token_ids, expected)
 
     def _on_device(self, text: Text) -> None:
-        for name, drafts in (("none", 0), *(("suffix", drafts) for drafts in DRAFTS)):
+        names = ("suffix", *(("block", "auto") if self.llm.record else ()))
+        for name, drafts in (("none", 0), *product(names, DRAFTS)):
             with self.llm.session(drafter=name, drafts=drafts) as session:
                 for mode, expected in zip(self.modes, self.plain[text.name], strict=True):
                     where = f"{text.name}, {_label(mode)}, {name} {drafts}"

@@ -13,6 +13,9 @@ from slipstream.cli.options import OneOf, json_option, model_argument
 @click.command("verify")
 @model_argument
 @click.option("--backend", type=OneOf("auto", "cpu", "cuda", "reference"), default="auto", show_default=True)
+@click.option(
+    "--drafter", default="auto", show_default=True, help="auto: also the model's block drafter, or the folder of one."
+)
 @click.option("--threads", type=int, default=None, help="CPU threads; default one a core.")
 @click.option("--quick", is_flag=True, help="Fewer prompts and modes.")
 @json_option
