@@ -22,10 +22,11 @@ COMMANDS = {
     "serve": ("slipstream.cli.serve", "Serve OpenAI's and Anthropic's APIs."),
     "top": ("slipstream.cli.top", "Watch a server's streams live."),
     "tiers": ("slipstream.cli.tiers", "What a request costs and waits in each speed tier."),
-    "models": ("slipstream.cli.models", "List the models that load by name, and where their weights are."),
+    "models": ("slipstream.cli.models", "List the models that load by name, and their weights."),
     "plan": ("slipstream.cli.plan", "The floor of a model on a machine, from its config alone."),
     "bench": ("slipstream.cli.bench", "Measure this machine, or any endpoint."),
     "verify": ("slipstream.cli.verify", "Prove that speculative decoding changes nothing."),
+    "eval-drafter": ("slipstream.cli.eval_drafter", "How many tokens a round a block drafter brings, by task."),
     "completion": ("slipstream.cli.completion", "Print the shell completion script."),
 }
 
