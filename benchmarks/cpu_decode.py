@@ -66,9 +66,11 @@ class Run:
         return max(8, round(tokens * self.scale))
 
     def decode_rates(
-        self, contenders: Sequence[tuple[Worker, str]], prompts: list[list[int]], max_tokens: int
+        self, contenders: Sequence[tuple[Worker, str]], prompts: list[list[int]], max_tokens: int, **options: Any
     ) -> list[Decode]:
         """For each (program, drafter): tok/s over all prompts, once a repeat. Contenders alternate within every prompt.
+
+        options: further fields of the request, such as `temperature`.
 
         Raises RuntimeError where a drafter changed what Slipstream says: no speed is reported for another text.
         """
@@ -79,7 +81,7 @@ class Run:
                 order = list(enumerate(contenders))
                 for i, (program, drafter) in order if repeat % 2 == 0 else reversed(order):
                     time.sleep(0.05)  # lets the other program's threads fall asleep
-                    answer = program.ask("decode", tokens=tokens, max_tokens=max_tokens, drafter=drafter)
+                    answer = program.ask("decode", tokens=tokens, max_tokens=max_tokens, drafter=drafter, **options)
                     if said.setdefault(program.name, answer["tokens"]) != answer["tokens"]:
                         raise RuntimeError(f"{program.name} gave two texts for prompt {number}, drafter {drafter}")
                     done[i].add(repeat, answer)

@@ -1,15 +1,15 @@
-"""One program under test in a process of its own: `python worker.py PROGRAM MODEL THREADS`.
+"""One program under test in a process of its own: `python worker.py PROGRAM MODEL THREADS [DRAFTER]`.
 
 PROGRAM is `llama.cpp` or a backend of Slipstream. Reads a JSON request a line, answers with a JSON line, and sleeps on
 its pipe in between, so that two programs can take turns on the same cores. Prompts are token ids, the same for both.
 
-    {"do": "decode", "tokens": [...], "max_tokens": n, "drafter": "none"}
+    {"do": "decode", "tokens": [...], "max_tokens": n, "drafter": "none", "temperature": 0}
         -> {"tokens": [...], "timed_tokens", "ttft_s", "decode_s", "tokens_per_round"}
     {"do": "logits", "tokens": [...], "path": "x.npy", "vocab": n}
         -> the logits after every token, (tokens, vocab) float32, in that file
 
 decode_s runs from the end of the first round to that of the last, over timed_tokens. ttft_s is the whole prompt,
-computed anew, and the first token.
+computed anew, and the first token. DRAFTER is the folder of a block drafter; left out, the one that ships is there.
 """
 
 from __future__ import annotations
@@ -36,17 +36,20 @@ class Program(Protocol):
 class Slipstream:
     """Also the reference, which is a backend of the same engine."""
 
-    def __init__(self, model: str, threads: int, backend: str) -> None:
+    def __init__(self, model: str, threads: int, backend: str, drafter: str = "auto") -> None:
         from slipstream import LLM
 
-        self.llm = LLM(model, backend=backend, threads=threads, context=CONTEXT)
+        self.llm = LLM(model, backend=backend, threads=threads, context=CONTEXT, drafter=drafter)
 
-    def decode(self, tokens: list[int], max_tokens: int, drafter: str = "none") -> dict[str, Any]:
+    def decode(
+        self, tokens: list[int], max_tokens: int, drafter: str = "none", temperature: float = 0.0
+    ) -> dict[str, Any]:
         from slipstream import SamplingParams
         from slipstream.bench.decode import fresh_session
 
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=temperature, seed=1)
         with fresh_session(self.llm, drafter) as session:
-            done = session.generate(tokens, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+            done = session.generate(tokens, params)
         timed = round(done.timing.tokens_per_s * done.timing.decode_s)
         return {
             "tokens": done.token_ids,
@@ -101,10 +104,12 @@ class LlamaCpp:
         out[:] = llama.scores[: len(tokens)]
 
 
-def main(program: str, model: str, threads: int) -> None:
+def main(program: str, model: str, threads: int, drafter: str = "auto") -> None:
     reply = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not end up among the answers
-    worker: Program = LlamaCpp(model, threads) if program == "llama.cpp" else Slipstream(model, threads, program)
+    worker: Program = (
+        LlamaCpp(model, threads) if program == "llama.cpp" else Slipstream(model, threads, program, drafter)
+    )
     print(json.dumps({"ready": True}), file=reply, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
@@ -121,9 +126,9 @@ def main(program: str, model: str, threads: int) -> None:
 class Worker:
     """The other end: starts a worker process and asks it. Use as a context manager."""
 
-    def __init__(self, program: str, model: str, threads: int) -> None:
+    def __init__(self, program: str, model: str, threads: int, *drafter: str) -> None:
         self.name = program
-        command = [sys.executable, str(Path(__file__)), program, model, str(threads)]
+        command = [sys.executable, str(Path(__file__)), program, model, str(threads), *drafter]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._receive()
 
@@ -149,4 +154,4 @@ class Worker:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
