@@ -68,13 +68,13 @@ class LLM(Generates):
         self.spec = model.spec
         self.eos_token_ids = tuple(model.eos_token_ids)
         self.context = self._check_context(context)
+        self.tokenizer = model.tokenizer  # before the weights, which take up the memory that building it leaves behind
         if isinstance(backend, str):
             from slipstream.backends import open_backend
 
             backend = open_backend(model, backend, threads)
         self.backend = backend
         self._load_drafter(folder, drafter)
-        self.tokenizer = model.tokenizer
         self.load_s = time.perf_counter() - started
 
     def _check_options(

@@ -2,6 +2,10 @@
 #include <algorithm>
 #include <new>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include "drafter.h"
 #include "sample.h"
 
@@ -68,6 +72,9 @@ API Model* slip_drafter_new(Model* target, const DrafterShape* shape, const int3
 } catch (...) { return nullptr; }
 
 API int slip_drafter_ready(Model* target) try {
+#ifdef __GLIBC__
+    malloc_trim(0);  // what reading the weights left on the heap
+#endif
     target->kernels->take_head(*target->drafter, *target);
     return 0;
 } catch (...) { return -1; }
