@@ -24,11 +24,11 @@ def target(tmp_path_factory):
     return load_checkpoint(write_tiny_checkpoint(tmp_path_factory.mktemp("target"), layers=4))
 
 
-def opened(target, path, threads=2, isa=None, **changes):
+def opened(target, path, threads=2, isa=None, coarse=False, **changes):
     """(backend with a tiny drafter, its oracle)."""
     drafter = load_block_drafter(write_tiny_drafter(path, **changes), target.spec, target.tensors)
     backend = CpuBackend(target.spec, target.tensors, threads, isa)
-    backend.load_drafter(drafter)
+    backend.load_drafter(drafter, coarse=coarse)
     return backend, Oracle(drafter, Reference(target.spec, target.tensors))
 
 
@@ -47,18 +47,18 @@ def same(a, b):
     return all((x == y).all() for x, y in zip(a, b, strict=True))
 
 
-def agree(got, want):
-    """The same tokens; numbers to 1e-3 of their size."""
+def agree(got, want, error=1e-3):
+    """The same tokens; numbers to `error` of their size."""
     tokens, confidence, scores, candidates = want
     assert got.tokens.tolist() == tokens.tolist()
-    assert np.abs(got.confidence - confidence).max() < 2e-3
+    assert np.abs(got.confidence - confidence).max() < 2 * error
     mine, theirs = [], []
     for r in range(len(tokens)):
         both = set(got.candidates[r].tolist()) & set(candidates[r].tolist())
         assert len(both) >= len(candidates[r]) - 1  # the last place may be a tie
         mine += [got.scores[r][got.candidates[r] == token][0] for token in both]
         theirs += [scores[r][candidates[r] == token][0] for token in both]
-    assert np.linalg.norm(np.subtract(mine, theirs)) < 1e-3 * np.linalg.norm(theirs)
+    assert np.linalg.norm(np.subtract(mine, theirs)) < error * np.linalg.norm(theirs)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -71,6 +71,14 @@ def test_drafts_match_the_definition(target, tmp_path, stored, isa):
         cache = cache_of(backend, text)
         agree(backend.guess(cache, int(text[-1]), 0.0, 0), oracle.draft(text))
         cache.close()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_coarse_drafts_are_nearly_the_same(target, tmp_path, isa):
+    backend, oracle = opened(target, tmp_path, isa=isa, coarse=True)
+    for n in (9, 70):
+        text = text_of(n + 1, seed=n)
+        agree(backend.guess(cache_of(backend, text), int(text[-1]), 0.0, 0), oracle.draft(text), error=2e-2)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -213,11 +213,14 @@ class CpuBackend:
                 )
             )
 
-    def load_drafter(self, drafter: BlockDrafterWeights) -> None:
-        """Raises BackendError where the kernels cannot run it, or memory runs out."""
+    def load_drafter(self, drafter: BlockDrafterWeights, *, coarse: bool = True) -> None:
+        """coarse: activations of eight bits, a quarter faster; a draft need not be exact, only likely.
+
+        Raises BackendError where the kernels cannot run it, or memory runs out.
+        """
         if reason := unsupported_drafter(drafter.config):
             raise BackendError(f"the native CPU backend cannot run the drafter {drafter.path}: {reason}")
-        shape, layers, inv_freq = shapes(drafter)
+        shape, layers, inv_freq = shapes(drafter, coarse)
         taps = np.array(drafter.config.taps, np.int32)
         out_of_memory = BackendError("no memory for the drafter; use --drafter suffix")
         with self.turn():

@@ -44,7 +44,7 @@ def unsupported(config: BlockDrafterConfig) -> str | None:
     return None
 
 
-def shapes(drafter: BlockDrafterWeights) -> tuple[DrafterShape, c.Array[LayerShape], c.Array[c.c_float]]:
+def shapes(drafter: BlockDrafterWeights, coarse: bool) -> tuple[DrafterShape, c.Array[LayerShape], c.Array[c.c_float]]:
     """The shape of the drafter, of its layers, and the frequencies they turn with, for the C ABI."""
     config = drafter.config
     layer = LayerShape(
@@ -64,6 +64,7 @@ def shapes(drafter: BlockDrafterWeights) -> tuple[DrafterShape, c.Array[LayerSha
         draft_vocab=config.draft_vocab,
         rank=config.markov_rank,
         candidates=config.candidates,
+        coarse=coarse,
         eps=config.norm_eps,
     )
     inv_freq = config.rope_theta ** (-np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)

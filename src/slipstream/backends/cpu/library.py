@@ -25,7 +25,7 @@ class DrafterShape(c.Structure):
     """csrc/drafter.h: DrafterShape."""
 
     _fields_ = (
-        *((n, c.c_int32) for n in ("hidden", "rows", "taps", "draft_vocab", "rank", "candidates")),
+        *((n, c.c_int32) for n in ("hidden", "rows", "taps", "draft_vocab", "rank", "candidates", "coarse")),
         ("eps", c.c_float),
     )
 

@@ -47,7 +47,7 @@ private:
 class BlockPass : Pass {
 public:
     BlockPass(Model& target, Drafter& d, DraftState& s, const Draft& to)
-        : Pass(d, s.cache, nullptr, d.shape.rows, d.logits.data(), s.first), target_(target), d_(d), to_(to) {}
+        : Pass(d, s.cache, nullptr, d.shape.rows, d.logits.data(), s.first, d.shape.coarse), target_(target), d_(d), to_(to) {}
 
     void run() {
         m_.scratch.reserve_partials(m_, base_, rows_);
@@ -80,7 +80,7 @@ private:
             for (int r0 = 0; r0 < rows_; r0 += TILE) {
                 const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
                 F acc[TILE];
-                dot(d_.state, g, {s.f.data(), s.tiles.data(), s.stride}, r0, n, acc);
+                product(d_.state, g, {s.f.data(), s.tiles.data(), s.stride}, r0, n, acc);
                 for (int r = 0; r < n; r++) f_store(d_.states.data() + (size_t)(r0 + r) * d_.shape.rank + g * 16, acc[r]);
             }
     }

@@ -21,6 +21,7 @@ struct Draft {  // one call: what to guess after, and where the guesses go
 
 struct DrafterShape {  // the C ABI's view of models/block_drafter.py
     int32_t hidden, rows, taps, draft_vocab, rank, candidates;
+    int32_t coarse;  // activations of eight bits where the weights are Q8_0
     float eps;
 };
 

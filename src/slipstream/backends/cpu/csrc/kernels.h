@@ -41,7 +41,8 @@ static inline void rms_norm(const float* in, const float* weight, float eps, int
 
 // Writes row `r` of a tile from n columns. One plane alone, as in ggml's Q8, costs 3.5e-3 nats of KL on SmolLM2; two cost
 // 6e-7, and a single-row pass has the arithmetic to spare: weights are what memory moves, and they stay those of the file.
-static inline void quantise(const float* in, int n, QBlock* block, int r) {
+// coarse: the high plane alone.
+static inline void quantise(const float* in, int n, QBlock* block, int r, bool coarse = false) {
     constexpr float UNIT = 1 << LOW_BITS;
     const F limit = f_set(127.f), minus_limit = f_set(-127.f);
     for (int i = 0; i < n; i += 32, block++) {
@@ -49,8 +50,9 @@ static inline void quantise(const float* in, int n, QBlock* block, int r) {
         const float top = f_top(f_max(f_abs(a), f_abs(b)));
         const F inv = f_set(top > 1e-36f ? 127.f / top : 0.f);  // below, 127 / top overflows
         const F ya = f_mul(a, inv), yb = f_mul(b, inv), ha = f_round(ya), hb = f_round(yb);
-        const F la = f_max(f_min(f_round(f_mul(f_sub(ya, ha), f_set(UNIT))), limit), minus_limit);
-        const F lb = f_max(f_min(f_round(f_mul(f_sub(yb, hb), f_set(UNIT))), limit), minus_limit);
+        const F unit = f_set(coarse ? 0.f : UNIT);
+        const F la = f_max(f_min(f_round(f_mul(f_sub(ya, ha), unit)), limit), minus_limit);
+        const F lb = f_max(f_min(f_round(f_mul(f_sub(yb, hb), unit)), limit), minus_limit);
         f_store_s8(block->high[r], ha);
         f_store_s8(block->high[r] + 16, hb);
         f_store_s8(block->low[r], la);
@@ -128,25 +130,26 @@ template <> struct Block<Q6_K> : KBlock<2> {
 
 // One 32-column step of one row: the integer sum of weight * activation over both planes of the activation, exact.
 // T's half_scales: two sums, of 16 columns each.
-template <Format T> static inline I step_sum(const W* w, const int8_t* high, const int8_t* low, int32_t minus, int from, int to) {
+// LOW: whether there is a low plane to read.
+template <Format T, bool LOW> static inline I step_sum(const W* w, const int8_t* high, const int8_t* low, int32_t minus, int from, int to) {
     using B = Block<T>;
     I s = i_zero();
     if constexpr (B::is_signed) {
         UNROLL for (int t = from; t < to; t++) s = i_dot_s8(s, w[t], high + 4 * t);
         s = i_add(i_shift(s, LOW_BITS), i_start_s8(minus));
-        UNROLL for (int t = from; t < to; t++) s = i_dot_s8(s, w[t], low + 4 * t);
+        if constexpr (LOW) UNROLL for (int t = from; t < to; t++) s = i_dot_s8(s, w[t], low + 4 * t);
     } else {
         UNROLL for (int t = from; t < to; t++) s = i_dot(s, w[t], high + 4 * t);
         s = i_shift(s, LOW_BITS);
         if constexpr (B::zero_shift >= 0) s = i_add(s, i_offset(minus, B::zero_shift));
-        UNROLL for (int t = from; t < to; t++) s = i_dot(s, w[t], low + 4 * t);
+        if constexpr (LOW) UNROLL for (int t = from; t < to; t++) s = i_dot(s, w[t], low + 4 * t);
     }
     return s;
 }
 
 // out[r] = one group of sixteen outputs for rows r0 .. r0 + R - 1, which lie in one tile. From four rows on arithmetic sets
 // the pace and the hardware prefetcher comes late, so every line is asked for; with fewer, memory does, and asking only costs.
-template <Format T, int R> static void dot_quantised(const Matrix& m, int group, const Rows& a, int r0, F* out) {
+template <Format T, int R, bool LOW = true> static void dot_quantised(const Matrix& m, int group, const Rows& a, int r0, F* out) {
     using B = Block<T>;
     constexpr FormatInfo f = FORMAT[T];
     const uint8_t* rec = m.group(group);
@@ -169,8 +172,8 @@ template <Format T, int R> static void dot_quantised(const Matrix& m, int group,
                 const int32_t(*minus)[2] = x->minus_half + first;
                 UNROLL for (int r = 0; r < R; r++) {
                     const F d = f_set(scale[r]);
-                    acc[r] = f_fma(f_from_i(step_sum<T>(w, high[r], low[r], minus[r][0], 0, 4)), f_mul(d0, d), acc[r]);
-                    acc[r] = f_fma(f_from_i(step_sum<T>(w, high[r], low[r], minus[r][1], 4, 8)), f_mul(d1, d), acc[r]);
+                    acc[r] = f_fma(f_from_i(step_sum<T, LOW>(w, high[r], low[r], minus[r][0], 0, 4)), f_mul(d0, d), acc[r]);
+                    acc[r] = f_fma(f_from_i(step_sum<T, LOW>(w, high[r], low[r], minus[r][1], 4, 8)), f_mul(d1, d), acc[r]);
                 }
             } else {
                 const F d = B::scale(rec, j);
@@ -178,7 +181,7 @@ template <Format T, int R> static void dot_quantised(const Matrix& m, int group,
                 if constexpr (B::has_min) offset = B::min(rec, j);
                 const int32_t* minus = x->minus + first;
                 UNROLL for (int r = 0; r < R; r++) {
-                    acc[r] = f_fma(f_from_i(step_sum<T>(w, high[r], low[r], minus[r], 0, 8)), f_mul(d, f_set(scale[r])), acc[r]);
+                    acc[r] = f_fma(f_from_i(step_sum<T, LOW>(w, high[r], low[r], minus[r], 0, 8)), f_mul(d, f_set(scale[r])), acc[r]);
                     if constexpr (B::has_min) acc[r] = f_fma(offset, f_set(sum[r]), acc[r]);
                 }
             }
@@ -233,6 +236,15 @@ static inline void dot(const Matrix& m, int group, const Rows& a, int r0, int n,
     if (n & 4) dot_tile<4>(m, group, a, r0, out), r0 += 4, out += 4;
     if (n & 2) dot_tile<2>(m, group, a, r0, out), r0 += 2, out += 2;
     if (n & 1) dot_tile<1>(m, group, a, r0, out);
+}
+
+// The same where no row has a low plane, for the format of drafters: a draft need not be exact, only likely.
+static inline void dot_coarse(const Matrix& m, int group, const Rows& a, int r0, int n, F* out) {
+    if (m.format != Q8_0) return dot(m, group, a, r0, n, out);
+    if (n == TILE) return dot_quantised<Q8_0, TILE, false>(m, group, a, r0, out);
+    if (n & 4) dot_quantised<Q8_0, 4, false>(m, group, a, r0, out), r0 += 4, out += 4;
+    if (n & 2) dot_quantised<Q8_0, 2, false>(m, group, a, r0, out), r0 += 2, out += 2;
+    if (n & 1) dot_quantised<Q8_0, 1, false>(m, group, a, r0, out);
 }
 
 }  // namespace SLIP_ISA

@@ -19,9 +19,10 @@ static inline Share share(int n, int thread, int threads) {
 class Pass {
 public:
     // first: set for a block, whose rows all see the positions from there on and each other; a text's rows see what is before them.
-    Pass(Model& m, Cache& c, const int32_t* tokens, int rows, float* logits, int first = -1)
+    // coarse: activations of eight bits.
+    Pass(Model& m, Cache& c, const int32_t* tokens, int rows, float* logits, int first = -1, bool coarse = false)
         : m_(m), c_(c), tokens_(tokens), rows_(rows), base_(c.length), logits_(logits), threads_(m.pool.size()),
-          shared_(threads_ > 1 && rows >= SHARE_ROWS), first_(first) {}
+          shared_(threads_ > 1 && rows >= SHARE_ROWS), first_(first), coarse_(coarse) {}
 
     void run() {
         make_room();
@@ -72,6 +73,9 @@ protected:
     void make_room();  // for the taps of this pass
 
     void meet() { m_.pool.meet(); }
+    void product(const Matrix& w, int group, const Rows& in, int r0, int n, F* out) {
+        coarse_ ? dot_coarse(w, group, in, r0, n, out) : dot(w, group, in, r0, n, out);
+    }
     static bool quantised(const Matrix& m) { return m.info().quantised; }
     float* x(int row) { return m_.scratch.x.data() + (size_t)row * m_.hidden; }
     Share rows_of(int t) { return shared_ ? share(rows_, t, threads_) : Share{0, rows_}; }
@@ -105,7 +109,7 @@ protected:
     Rows finish(const float* f, Stage& s, const Share& mine, int cols, bool to_blocks) {
         if (to_blocks)
             for (int r = mine.from; r < mine.to; r++)
-                quantise(f + (size_t)r * s.stride, cols, s.tiles.data() + (size_t)(r / TILE) * (s.stride / 32), r % TILE);
+                quantise(f + (size_t)r * s.stride, cols, s.tiles.data() + (size_t)(r / TILE) * (s.stride / 32), r % TILE, coarse_);
         if (shared_) meet();
         return {f, s.tiles.data(), s.stride};
     }
@@ -139,7 +143,7 @@ protected:
             const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
             for (int g = 0; g < per; g++) {
                 F acc[TILE];
-                dot(w, head * per + g, in, r0, n, acc);
+                product(w, head * per + g, in, r0, n, acc);
                 for (int r = 0; r < n; r++)
                     f_store(out[r] + g * 16, bias.empty() ? acc[r] : f_add(acc[r], f_load(bias.data() + head * dim + g * 16)));
             }
@@ -240,7 +244,7 @@ protected:
             for (int r0 = 0; r0 < rows_; r0 += TILE) {
                 const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
                 F acc[TILE];
-                dot(w, g, in, r0, n, acc);
+                product(w, g, in, r0, n, acc);
                 for (int r = 0; r < n; r++) f_store(x(r0 + r) + g * 16, f_add(f_load(x(r0 + r) + g * 16), acc[r]));
             }
     }
@@ -252,8 +256,8 @@ protected:
             for (int r0 = 0; r0 < rows_; r0 += TILE) {
                 const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
                 F gate[TILE], up[TILE];
-                dot(layer.gate, g, in, r0, n, gate);
-                dot(layer.up, g, in, r0, n, up);
+                product(layer.gate, g, in, r0, n, gate);
+                product(layer.up, g, in, r0, n, up);
                 for (int r = 0; r < n; r++)
                     f_store(gated.f.data() + (size_t)(r0 + r) * gated.stride + g * 16, f_mul(silu(gate[r]), up[r]));
             }
@@ -271,7 +275,7 @@ protected:
             for (int r0 = 0; r0 < rows_; r0 += TILE) {
                 const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
                 F acc[TILE];
-                dot(w, g, in, r0, n, acc);
+                product(w, g, in, r0, n, acc);
                 for (int r = 0; r < n; r++) {
                     alignas(64) float out[16];
                     f_store(out, acc[r]);
@@ -289,6 +293,7 @@ protected:
     const int threads_;
     const bool shared_;
     const int first_;
+    const bool coarse_;
 };
 
 static void pass(Model& m, Cache& c, const int32_t* tokens, int rows, float* logits) { Pass(m, c, tokens, rows, logits).run(); }
