@@ -71,6 +71,7 @@ def test_shell_examples_name_real_commands_and_options(args, monkeypatch):
         "slipstream.bench.decode.LLM",
         "slipstream.bench.endpoint.HttpEndpoint",
         "slipstream.bench.verify.verify",
+        "slipstream.bench.drafter_eval.evaluate_drafter",
     ):
         monkeypatch.setattr(target, parsed)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Hello")))
