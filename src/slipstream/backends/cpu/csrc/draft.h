@@ -64,23 +64,22 @@ private:
         }
         meet();
         layers(t);
-        head(t);  // leaves the normalised rows in the stage
-        row_states(t);
+        const Rows in = normalise(t, m_.final_norm.data(), quantised(m_.head) || quantised(d_.state));
+        head(t, in);
+        row_states(t, in);
         meet();
         for (int r = mine.from; r < mine.to; r++) choose_candidates(r);
         meet();
         if (t == 0) guess();
     }
 
-    void row_states(int t) {
-        const Stage& s = buffers(t).hidden;
-        if (quantised(d_.state) && !quantised(m_.head)) normalise(t, m_.final_norm.data(), true);
+    void row_states(int t, const Rows& in) {
         const Share mine = share(d_.state.groups, t, threads_);
         for (int g = mine.from; g < mine.to; g++)
             for (int r0 = 0; r0 < rows_; r0 += TILE) {
                 const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
                 F acc[TILE];
-                product(d_.state, g, {s.f.data(), s.tiles.data(), s.stride}, r0, n, acc);
+                product(d_.state, g, in, r0, n, acc);
                 for (int r = 0; r < n; r++) f_store(d_.states.data() + (size_t)(r0 + r) * d_.shape.rank + g * 16, acc[r]);
             }
     }

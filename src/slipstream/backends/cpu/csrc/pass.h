@@ -37,7 +37,7 @@ protected:
         embed(t);
         meet();
         layers(t);
-        if (logits_) head(t);
+        if (logits_) head(t, normalise(t, m_.final_norm.data(), quantised(m_.lm_head())));
     }
 
     void layers(int t) {
@@ -267,9 +267,8 @@ protected:
         return finish(m_.scratch.threads[0].inner.f.data(), buffers(t).inner, rows_of(t), layer.shape.inner, quantised(layer.down));
     }
 
-    void head(int t) {
+    void head(int t, const Rows& in) {
         const Matrix& w = m_.lm_head();
-        const Rows in = normalise(t, m_.final_norm.data(), quantised(w));
         const Share s = share(w.groups, t, threads_);
         for (int g = s.from; g < s.to; g++)
             for (int r0 = 0; r0 < rows_; r0 += TILE) {
