@@ -14,6 +14,7 @@ from slipstream.bench.drafter_eval import evaluate_drafter, summarise
 from slipstream.bench.drafter_prompts import TASKS, task_prompts
 from slipstream.cli import app
 from slipstream.drafters.block import Record
+from slipstream.engine.guide import BlockGuide
 from slipstream.errors import RequestError
 
 
@@ -34,8 +35,9 @@ class HalfRight(FakeBackend):
 
 @pytest.fixture
 def llm():
-    llm = fake_llm(HalfRight())
-    llm.record = Record()
+    backend = HalfRight()
+    llm = fake_llm(backend)
+    llm.guide, llm.record = BlockGuide(backend, {}), Record()
     return llm
 
 

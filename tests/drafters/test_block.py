@@ -26,22 +26,24 @@ class FixedCost:
         self.drafts += 1
 
 
-def model(truth, confidence=0.8, right=1.0, seed=0):
-    """Guesses what follows in `truth`, whose tokens are all different; each guess is right with chance `right`."""
-    rng = random.Random(seed)
+class Model:
+    """Guesses what follows in `truth`; each guess is right with chance `right`. `at` is how much has been said."""
 
-    def guess(anchor, limit):
-        at = truth.index(anchor) + 1
-        tokens = [token if rng.random() < right else -1 for token in truth[at : at + limit]]
-        return tokens, [confidence] * len(tokens)
+    def __init__(self, truth, confidence=0.8, right=1.0):
+        self.truth, self.confidence, self.right, self.at = truth, confidence, right, 1
+        self.rng = random.Random(0)
 
-    return guess
+    def __call__(self, limit):
+        tokens = [token if self.rng.random() < self.right else -1 for token in self.truth[self.at : self.at + limit]]
+        return tokens, [self.confidence] * len(tokens)
 
 
-def follow(drafter, truth, start=1, limit=7):
+def follow(drafter, truth, start=1, limit=7, model=None):
     """Decode `truth` from `start`: (drafted, accepted) by round."""
     rounds = []
     while start < len(truth):
+        if model:
+            model.at = start
         draft = list(drafter.propose(min(limit, len(truth) - start - 1)))
         accepted = 0
         while accepted < len(draft) and draft[accepted] == truth[start + accepted]:
@@ -53,53 +55,52 @@ def follow(drafter, truth, start=1, limit=7):
     return rounds
 
 
-def started(drafter, truth, guess):
-    drafter.attach(guess)
+def decode(drafter, truth, **model):
+    """Follow `truth` with a model attached."""
+    asked = Model(truth, **model)
+    drafter.attach(asked)
     drafter.begin(truth[:1])
-    return drafter
+    return follow(drafter, truth, model=asked)
 
 
 NOVEL = random.Random(1).sample(range(50_000), 3000)
 
 
 def test_right_guesses_are_all_verified_and_accepted():
-    drafter = started(BlockDrafter(FixedCost()), NOVEL, model(NOVEL, confidence=0.99))
-    assert set(follow(drafter, NOVEL)[:-1]) == {(7, 7)}
+    assert set(decode(BlockDrafter(FixedCost()), NOVEL, confidence=0.99)[:-1]) == {(7, 7)}
 
 
 @pytest.mark.parametrize(("chance", "row", "most"), [(0.9, 0.01, 7), (0.9, 0.3, 6), (0.6, 0.3, 1), (0.2, 0.3, 0)])
 def test_a_guess_is_verified_where_its_chance_exceeds_its_price(chance, row, most):
-    drafter = started(BlockDrafter(FixedCost(row)), NOVEL, model(NOVEL, confidence=chance))
+    drafter = BlockDrafter(FixedCost(row))
+    drafter.attach(Model(NOVEL, confidence=chance))
     assert len(drafter.propose(7)) == most  # at the rate assumed to begin with, 5 tokens in the time of 3 rows
 
 
 def test_doubt_inside_a_block_ends_the_draft_there():
     drafter = BlockDrafter(FixedCost(0.1))
-    drafter.attach(lambda anchor, limit: (NOVEL[:7], [0.95, 0.9, 0.05, 0.99, 0.99, 0.99, 0.99]))
-    drafter.begin([1])
+    drafter.attach(lambda limit: (NOVEL[:7], [0.95, 0.9, 0.05, 0.99, 0.99, 0.99, 0.99]))
     assert list(drafter.propose(7)) == NOVEL[:2]
 
 
 def test_a_model_that_does_not_pay_is_hardly_asked():
     cost = FixedCost(row=0.3, draft=0.5)
-    drafter = started(BlockDrafter(cost), NOVEL, model(NOVEL, confidence=0.6, right=0.1))
-    rounds = follow(drafter, NOVEL[:1500])
+    rounds = decode(BlockDrafter(cost), NOVEL[:1500], confidence=0.6, right=0.1)
     assert cost.drafts < 0.05 * len(rounds)
 
 
 def test_a_model_that_pays_again_is_found_again():
     cost, record = FixedCost(row=0.05, draft=0.2), Record()
-    bad = started(BlockDrafter(cost, record), NOVEL, model(NOVEL, confidence=0.1, right=0.0))
-    follow(bad, NOVEL[:400])
-    good = started(BlockDrafter(cost, record), NOVEL, model(NOVEL, confidence=0.95, right=0.95))
-    rounds = follow(good, NOVEL)
+    decode(BlockDrafter(cost, record), NOVEL[:400], confidence=0.1, right=0.0)
+    rounds = decode(BlockDrafter(cost, record), NOVEL, confidence=0.95, right=0.95)
     assert sum(drafted for drafted, _ in rounds[-50:]) > 200
 
 
 def test_no_draft_while_a_round_of_one_row_is_due():
     cost = FixedCost()
     cost.one_row_due = True
-    drafter = started(BlockDrafter(cost), NOVEL, model(NOVEL))
+    drafter = BlockDrafter(cost)
+    drafter.attach(Model(NOVEL))
     assert list(drafter.propose(7)) == []
     assert cost.drafts == 0
 
@@ -108,7 +109,7 @@ def test_copies_are_left_to_the_suffix_drafter():
     cost = FixedCost()
     text = NOVEL[:200] * 3
     drafter = make_drafter("auto", cost=cost, memory=Memory(), record=Record())
-    drafter.attach(lambda anchor, limit: ([7] * limit, [0.6] * limit))
+    drafter.attach(lambda limit: ([7] * limit, [0.6] * limit))
     drafter.begin(text[:250])
     rounds = follow(drafter, text, start=250)
     assert sum(accepted for _, accepted in rounds) > 250
@@ -117,7 +118,7 @@ def test_copies_are_left_to_the_suffix_drafter():
 
 def test_new_text_is_left_to_the_model():
     drafter = make_drafter("auto", cost=FixedCost(), memory=Memory(), record=Record())
-    rounds = follow(started(drafter, NOVEL, model(NOVEL, confidence=0.95)), NOVEL)
+    rounds = decode(drafter, NOVEL, confidence=0.95)
     assert sum(accepted for _, accepted in rounds) > 0.8 * len(NOVEL)
 
 

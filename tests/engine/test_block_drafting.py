@@ -12,9 +12,11 @@ from tiny_drafter import write_tiny_drafter
 
 from slipstream import LLM, SamplingParams
 from slipstream.backends.cpu import library
+from slipstream.bench.drafter_eval import Judged
 from slipstream.bench.verify import verify
 from slipstream.drafters import shipped
 from slipstream.drafters.block import Record
+from slipstream.engine.guide import BlockGuide
 from slipstream.errors import CheckpointError, RequestError
 from slipstream.models.block_drafter import load_block_drafter
 from slipstream.models.checkpoint import load_checkpoint
@@ -54,7 +56,7 @@ class DraftingBackend(FakeBackend):
 
 def drafting_llm(backend, **options):
     llm = fake_llm(backend, **options)
-    llm.record = Record()
+    llm.guide, llm.record = BlockGuide(backend, {}), Record()
     for _ in range(4):
         llm.cost.record(1, 1e-3)
     return llm
@@ -144,3 +146,22 @@ def test_shipped_drafters_fit_their_models():
     assert shipped.shipped_drafter(checkpoint.tensors) == drafter.path
     assert sum(file.stat().st_size for file in drafter.path.iterdir()) <= 16e6
     assert drafter.config.acceptance
+
+
+@native
+def test_a_smaller_model_drafts_for_a_larger_one(target, tmp_path):
+    """Here the model itself, so that every guess is right, at any temperature and after any rewind."""
+    modes = [SamplingParams(max_tokens=24, ignore_eos=True, temperature=t, seed=5) for t in (0.0, 0.8)]
+    with LLM(target, backend="cpu", drafter=str(target.path)) as llm, llm.session(drafter=Judged()) as session:
+        for prompt, params in product(("Hello there", "Hello you", "He"), modes):
+            plain = llm.session(drafter="none").generate(prompt, params)
+            drafted = session.generate(prompt, params)
+            assert drafted.token_ids == plain.token_ids
+            assert drafted.speculation.accepted == drafted.speculation.drafted > 0
+
+
+def test_a_model_of_another_vocabulary_cannot_draft(target, tmp_path):
+    pytest.importorskip("torch")
+    other = write_tiny_checkpoint(tmp_path, layers=1, vocab=320)
+    with pytest.raises(CheckpointError, match="has another vocabulary than"):
+        LLM(target, backend="reference", drafter=str(other))

@@ -52,12 +52,11 @@ class Judged(BlockDrafter):
 
     def propose(self, limit: int) -> Sequence[int]:
         assert self._guess is not None, "an LLM with a block drafter attaches it"
-        tokens, confidence = self._guess(self._anchor, limit)
+        tokens, confidence = self._guess(limit)
         self._promised = 1 + float(np.cumprod(confidence).sum())
         return tokens
 
     def observe(self, committed: Sequence[int], drafted: int, accepted: int) -> None:
-        self._anchor = committed[-1]
         self.rounds.append((drafted, accepted, self._promised))
 
 

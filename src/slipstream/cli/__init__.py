@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -44,6 +45,7 @@ def app() -> None:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line `args` (default: the process's own) and exit."""
+    warnings.formatwarning = lambda message, *_: f"slipstream: {message}\n"
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the shell, as in `>&-`; no file may take its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for the life of the process

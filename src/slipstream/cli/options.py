@@ -70,7 +70,7 @@ def engine_options(command: F) -> F:
             type=OneOf("auto", "none", "suffix", "block"),
             default="auto",
             show_default=True,
-            help="Who guesses ahead: none, suffix, block, the folder of a block drafter, or auto. "
+            help="Who guesses ahead: none, suffix, block, auto, a block drafter's folder or a smaller model. "
             "Never changes the answer.",
         ),
         click.option("--drafts", type=int, default=7, show_default=True, help="Most tokens guessed a round."),

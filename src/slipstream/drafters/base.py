@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-Guess = Callable[[int, int], tuple[Sequence[int], Sequence[float]]]
-"""(newest token, most guesses) -> tokens, and of each the chance that it is right if all before it are."""
+Guess = Callable[[int], tuple[Sequence[int], Sequence[float]]]
+"""Most guesses -> tokens to follow the text, and of each the chance that it is right if all before it are."""
 
 
 class Drafter(Protocol):
@@ -29,10 +29,10 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class Guided(Protocol):
-    """A drafter that asks a model, which the backend runs beside the target."""
+    """A drafter that asks a model, which runs beside the target."""
 
     def attach(self, guess: Guess) -> None:
-        """How to ask about the text that the next `begin` starts."""
+        """How to ask about the text that the next `begin` starts, as it stands when asked."""
         ...
 
 

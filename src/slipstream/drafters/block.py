@@ -35,7 +35,7 @@ class Record:
 
     def __init__(self, recorded: Mapping[str, float] | None = None) -> None:
         self._recorded = dict(recorded or {})
-        self._tokens, self._time, self._rounds = 2.5, 1.5, 8  # a fair chance to begin with
+        self._tokens, self._time, self._rounds = 2.5, 1.5, 4  # a fair chance to begin with
         self._wait, self._skipped = _FIRST_WAIT, 0
         self._tried: list[int] = []  # by place in the block: guesses verified, all before them being right
         self._held: list[int] = []  # and how many of those were right
@@ -111,14 +111,12 @@ class BlockDrafter:
         self.name = "auto" if suffix else "block"
         self._cost, self._record, self._suffix = cost, record or Record(), suffix
         self._guess: Guess | None = None
-        self._anchor = -1
         self._mine = False  # whether the round's drafts are the model's
 
     def attach(self, guess: Guess) -> None:
         self._guess = guess
 
     def begin(self, tokens: Sequence[int]) -> None:
-        self._anchor = tokens[-1] if tokens else -1
         if self._suffix:
             self._suffix.begin(tokens)
 
@@ -132,7 +130,7 @@ class BlockDrafter:
         if not self._record.worth_asking(copied_rate):
             return copied
         started = time.perf_counter()
-        tokens, confidence = self._guess(self._anchor, limit)
+        tokens, confidence = self._guess(limit)
         self._cost.record_draft(time.perf_counter() - started)
         count, expected = self._worth(confidence)
         self._record.asked(expected / (self._cost.draft + self._cost(1 + count)))
@@ -142,7 +140,6 @@ class BlockDrafter:
         return tokens[:count]
 
     def observe(self, committed: Sequence[int], drafted: int, accepted: int) -> None:
-        self._anchor = committed[-1]
         if self._suffix:
             self._suffix.observe(committed, drafted, accepted)
         if self._mine:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.backends.base import MAX_DRAFTS, Backend, BlockDrafting
 from slipstream.drafters import DRAFTERS, Drafter, Memory, Record, make_drafter
 from slipstream.engine.cost import RoundCost
+from slipstream.engine.guide import BlockGuide, DraftModel, Guide
 from slipstream.engine.request import Chunk, SamplingParams
 from slipstream.engine.sampling import LogitMask
 from slipstream.engine.session import Generates, Message, Request, Session, user_message
@@ -28,8 +29,9 @@ class LLM(Generates):
     model: `smollm2`, a .gguf file, a directory with config.json and safetensors, a hub id, or a loaded `Checkpoint`.
     backend: `auto`, `cpu`, `cuda`, `reference`, or a `Backend` that has the weights already.
     drafter: `none`; `suffix`; `block`, a model trained to guess what this one says; `auto`, each round the better one
-    of the two; the folder of a block drafter, for `auto` with that one; or a `Drafter`, which serves one stream at a
-    time. Without a folder the block drafter is the one that comes with the package for this model, if there is one.
+    of the two; for `auto` with another one, the folder of a block drafter, or a smaller model of the same tokenizer,
+    named as `model` is; or a `Drafter`, which serves one stream at a time. Where none is named, the block drafter is
+    the one that comes with the package for this model, if there is one.
     drafts: most tokens guessed a round, 0 to 15. context: longest text in tokens, at most the model's own.
     prefill_chunk: most prompt tokens of one pass; None leaves it to the backend. threads: of the CPU backend.
     Raises CheckpointError, BackendError, or RequestError for a senseless option.
@@ -55,10 +57,11 @@ class LLM(Generates):
         self.lock = threading.Lock()
         self.turns = Turns()
         self.memory = Memory()
-        self.record: Record | None = None  # of the block drafter, where one is loaded
-        folder = self._drafter_folder(drafter)
-        drafter = "auto" if folder else drafter
-        self._options = self._check_options(drafter, drafts, prefill_chunk)
+        self.guide: Guide | None = None  # whom drafters may ask
+        self.record: Record | None = None  # and how well it did
+        named = isinstance(drafter, str) and drafter not in DRAFTERS and ("/" in drafter or Path(drafter).exists())
+        named = named or drafter == "smollm2"
+        self._options = self._check_options("auto" if named else drafter, drafts, prefill_chunk)
         self._idle: Session | None = None
         if isinstance(model, str | os.PathLike):
             from slipstream.models.checkpoint import load_checkpoint  # readers of weight files are slow to import
@@ -74,7 +77,11 @@ class LLM(Generates):
 
             backend = open_backend(model, backend, threads)
         self.backend = backend
-        self._load_drafter(folder, drafter)
+        if named or drafter in ("auto", "block"):
+            self.guide = self._open_guide(str(drafter), threads)
+        if self.guide:
+            self.record = Record(self.guide.recorded)
+            self.cost.calibrate(backend)
         self.load_s = time.perf_counter() - started
 
     def _check_options(
@@ -88,32 +95,37 @@ class LLM(Generates):
             make_drafter(drafter)  # refused now, not at the first answer
         return drafter, drafts, prefill_chunk
 
-    @staticmethod
-    def _drafter_folder(drafter: str | Drafter) -> Path | None:
-        known = not isinstance(drafter, str) or drafter in DRAFTERS
-        return None if known or not Path(str(drafter)).is_dir() else Path(str(drafter))
+    def _open_guide(self, drafter: str, threads: int | None) -> Guide | None:
+        """The model that `drafter` says is to be asked for guesses: by name, in a folder, or a smaller one.
 
-    def _load_drafter(self, folder: Path | None, drafter: str | Drafter) -> None:
-        """Load the block drafter of `folder`, or the one that ships with the package, where `drafter` may use it."""
-        wanted = folder is not None or drafter == "block"
-        if not (wanted or drafter == "auto"):
-            return
+        `auto` takes what comes with the package for this model, and does without where there is nothing.
+        """
+        from slipstream.drafters.shipped import shipped_drafter
+        from slipstream.models.block_drafter import is_drafter, load_block_drafter
+
         backend, tensors = self.backend, getattr(self.checkpoint, "tensors", None)
-        if isinstance(backend, BlockDrafting) and tensors:
-            from slipstream.drafters.shipped import shipped_drafter
-            from slipstream.models.block_drafter import load_block_drafter
+        folder = None if drafter in DRAFTERS else Path(drafter).expanduser()
+        if folder and not is_drafter(folder):
+            from slipstream.backends import open_backend
+            from slipstream.models.checkpoint import load_checkpoint
 
-            folder = folder or shipped_drafter(tensors)
-            if folder is not None:
-                weights = load_block_drafter(folder, self.spec, tensors)
-                backend.load_drafter(weights)
-                self.record = Record(weights.config.acceptance)
-                self.cost.calibrate(backend)
-        if wanted and self.record is None:
-            why = "there is no block drafter for this model; train one with `slipstream train-drafter`, or"
-            if not isinstance(backend, BlockDrafting):
-                why = f"the {backend.name} backend runs no block drafter;"
-            raise RequestError(f"{why} use --drafter suffix")
+            smaller = load_checkpoint(drafter)
+            return DraftModel(smaller, self.checkpoint, open_backend(smaller, backend.name, threads))
+        if not isinstance(backend, BlockDrafting):
+            if drafter != "auto":
+                raise RequestError(f"the {backend.name} backend runs no block drafter; use --drafter suffix")
+            return None
+        folder = folder or (shipped_drafter(tensors) if tensors else None)
+        if folder is None:
+            if drafter != "auto":
+                raise RequestError(
+                    "there is no block drafter for this model; train one with `slipstream train-drafter`, or use "
+                    "--drafter suffix"
+                )
+            return None
+        weights = load_block_drafter(folder, self.spec, tensors or {})
+        backend.load_drafter(weights)
+        return BlockGuide(backend, weights.config.acceptance)
 
     def _check_context(self, context: int | None) -> int:
         if context is None:
@@ -191,6 +203,8 @@ class LLM(Generates):
         if self._idle is not None:
             self._idle.close()
             self._idle = None
+        if self.guide is not None:
+            self.guide.close()
         close = getattr(self.backend, "close", None)
         if close is not None:
             close()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from slipstream.backends.base import BlockDrafting, DeviceRounds, IntArray, NativeSampler, Round
+from slipstream.backends.base import DeviceRounds, IntArray, NativeSampler, Round
 from slipstream.drafters import DRAFTERS, Drafter
 from slipstream.drafters.base import Guided
 from slipstream.engine.kv import StreamKV
@@ -156,6 +156,7 @@ class Session(Generates):
         self.messages: list[Message] = []
         self.kv = StreamKV(llm.backend, llm.context)
         self._llm, self._drafter, self._drafts, self._prefill_chunk = llm, drafter, drafts, prefill_chunk
+        self._guide = llm.guide.open() if llm.guide and isinstance(drafter, Guided) else None
         self._streaming = threading.Lock()
         self._closed = False  # since the last stream began
 
@@ -275,8 +276,10 @@ class Session(Generates):
         self, request: Request, sampler: Sampler, limit: int, stop_token_ids: frozenset[int]
     ) -> Generator[Round, None, None]:
         backend, params, tokens = self._llm.backend, request.params, request.tokens
-        if isinstance(backend, DeviceRounds) and sampler.plain and self._drafter.name in DRAFTERS:
-            device, drafter = backend, self._drafter.name
+        drafter, guide = self._drafter.name, self._guide
+        here = guide is not None and not guide.on_device
+        if isinstance(backend, DeviceRounds) and sampler.plain and drafter in DRAFTERS and not here:
+            device = backend
             drafts = self._drafts if drafter != "none" else 0
 
             def begin(text: IntArray, left: int) -> Iterator[Round]:
@@ -296,19 +299,12 @@ class Session(Generates):
 
             yield from self._llm.turns.take(begin, tokens, limit)
             return
-        cache = self.kv.cache
-        if isinstance(self._drafter, Guided) and isinstance(backend, BlockDrafting):
-            model, seed = backend, sampler.seed
-
-            def guess(anchor: int, limit: int) -> tuple[list[int], list[float]]:
-                drafts, chances = model.draft(cache, anchor, temperature=params.temperature, seed=seed, limit=limit)
-                return drafts.tolist(), chances.tolist()
-
-            self._drafter.attach(guess)
+        if guide is not None and isinstance(self._drafter, Guided):
+            self._drafter.attach(lambda limit: guide.guess(self.kv, limit, params.temperature, sampler.seed))
         self._drafter.begin(tokens)
         yield from host_rounds(
             backend,
-            cache,
+            self.kv.cache,
             tokens[-1],
             drafter=self._drafter,
             sampler=sampler,
@@ -324,6 +320,8 @@ class Session(Generates):
         if self._streaming.acquire(blocking=False):
             try:
                 self.kv.close()
+                if self._guide:
+                    self._guide.close()
                 self._drafter.begin(())
             finally:
                 self._closed = False
