@@ -10,23 +10,27 @@ namespace SLIP_ISA {
 
 class ContextPass : Pass {
 public:
-    ContextPass(Drafter& d, DraftState& s) : Pass(d, s.cache, nullptr, s.pending, nullptr), d_(d), s_(s) {}
-
-    void run() {
-        if (!rows_) return;
-        m_.pool.run([](void* pass, int thread) { static_cast<ContextPass*>(pass)->work(thread); }, this);
-        c_.advanced(base_ + rows_);
-        s_.pending = 0;
+    // All that waits.
+    static void run(Drafter& d, DraftState& s) {
+        for (int from = 0, rows; from < s.pending; from += rows) {
+            rows = s.pending - from < MAX_BLOCK ? s.pending - from : MAX_BLOCK;
+            ContextPass pass(d, s, from, rows);
+            d.pool.run([](void* pass, int thread) { static_cast<ContextPass*>(pass)->work(thread); }, &pass);
+            s.cache.advanced(s.cache.length + rows);
+        }
+        s.pending = 0;
     }
 
 private:
+    ContextPass(Drafter& d, DraftState& s, int from, int rows) : Pass(d, s.cache, nullptr, rows, nullptr), d_(d), s_(s), from_(from) {}
+
     void work(int t) {
         const Share mine = share(rows_, t, threads_);
         const int target_hidden = (int)d_.tap_norm.size() / d_.shape.taps;
         for (int r = mine.from; r < mine.to; r++) {
             float* f = d_.fused.f.data() + (size_t)r * d_.fused.stride;
             for (int at = 0; at < (int)d_.tap_norm.size(); at += target_hidden)
-                rms_norm(s_.taps.data() + (size_t)r * s_.width + at, d_.tap_norm.data() + at, m_.eps, target_hidden, f + at);
+                rms_norm(s_.taps.data() + (size_t)(from_ + r) * s_.width + at, d_.tap_norm.data() + at, m_.eps, target_hidden, f + at);
             quantise(f, (int)d_.tap_norm.size(), d_.fused.tiles.data() + (size_t)(r / TILE) * (d_.fused.stride / 32), r % TILE);
             angles(r);
             memset(x(r), 0, m_.hidden * sizeof(float));
@@ -42,6 +46,7 @@ private:
 
     Drafter& d_;
     DraftState& s_;
+    const int from_;
 };
 
 class BlockPass : Pass {
@@ -161,11 +166,11 @@ private:
 };
 
 inline void Pass::make_room() {
-    if (c_.draft && c_.draft->pending + rows_ > CHUNK) ContextPass(*m_.drafter, *c_.draft).run();
+    if (c_.draft && c_.draft->pending + rows_ > CHUNK) ContextPass::run(*m_.drafter, *c_.draft);
 }
 
 static void draft(Model& target, Cache& cache, const Draft& to) {
-    ContextPass(*target.drafter, *cache.draft).run();
+    ContextPass::run(*target.drafter, *cache.draft);
     BlockPass(target, *target.drafter, *cache.draft, to).run();
 }
 

@@ -4,9 +4,9 @@
 
 Drafter::Drafter(const Model& target, const DrafterShape& s, std::vector<int32_t> given_taps, std::vector<int32_t> given_tokens,
                  std::vector<Layer> given)
-    : Model(s.draft_vocab, s.hidden, s.eps, false, std::move(given), target.threads, target.kernels),
+    : Model(s.draft_vocab, s.hidden, s.eps, false, std::move(given), target.threads, target.kernels, MAX_BLOCK),
       shape(s), taps(std::move(given_taps)), tokens(std::move(given_tokens)) {
-    fused.resize(CHUNK, s.taps * target.hidden);
+    fused.resize(MAX_BLOCK, s.taps * target.hidden);
     logits.resize((size_t)s.rows * s.draft_vocab);
     states.resize((size_t)s.rows * s.rank);
     best.resize((size_t)s.rows * s.candidates);
@@ -31,7 +31,7 @@ int Drafter::tap_of(int layer) const {
 
 DraftState::DraftState(const Drafter& drafter, int capacity)
     // A block's own keys lie behind the text. No ring: a rewind may go back anywhere.
-    : cache(drafter, capacity + MAX_BLOCK, false), width(drafter.fused.stride) {
+    : cache(drafter, capacity + MAX_BLOCK, false), width((int)drafter.tap_norm.size()) {
     taps.resize((size_t)CHUNK * width);
 }
 

@@ -6,7 +6,7 @@
 #pragma once
 #include "model.h"
 
-constexpr int MAX_BLOCK = 16;       // rows of a block at most
+constexpr int MAX_BLOCK = 16;       // rows of a block, and of any other pass of a drafter, at most
 constexpr int MAX_RANK = 1024;      // of the Markov head
 
 struct Draft {  // one call: what to guess after, and where the guesses go
@@ -38,7 +38,7 @@ struct Drafter : Model {  // a Model first, so that its tensors load as a model'
     std::vector<float> tap_norm, context_norm, mask, confidence_y, confidence_m, confidence_p, confidence_b;
 
     std::vector<uint16_t> bias;  // (draft_vocab, rank) half precision: how the Markov head moves a token's logit, a unit of its state
-    Stage fused;                 // (CHUNK, taps x the target's hidden)
+    Stage fused;                 // (MAX_BLOCK, taps x the target's hidden)
     std::vector<float> logits;   // (rows, draft_vocab)
     std::vector<float> states;   // (rows, rank): what a row's own state adds to the Markov head
     struct Candidate { float score; int32_t id; };

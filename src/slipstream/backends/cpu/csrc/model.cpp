@@ -77,9 +77,10 @@ void Scratch::reserve_partials(const Model& model, int base, int rows) {
     if (partial.size() < floats) partial.resize(floats);
 }
 
-Model::Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> given, std::shared_ptr<Pool> shared, const Kernels* kernels)
+Model::Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> given, std::shared_ptr<Pool> shared, const Kernels* kernels,
+             int most_rows)
     : vocab(vocab), hidden(hidden), eps(eps), tied(tied), layers(std::move(given)), kernels(kernels), threads(std::move(shared)), pool(*threads) {
-    int heads = 0, inner = 0, pairs = 0, dim = 0;
+    int heads = 0, inner = 0, pairs = 0, dim = 0, tables = 0;
     for (size_t i = 0; i < layers.size(); i++) {
         Layer& layer = layers[i];
         while (layer.rope_table < (int)i && (layers[layer.rope_table].inv_freq != layer.inv_freq ||
@@ -88,14 +89,15 @@ Model::Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> giv
         inner = std::max(inner, layer.shape.inner);
         pairs = std::max(pairs, layer.shape.rotary_pairs);
         dim = std::max(dim, layer.shape.head_dim);
+        tables = std::max(tables, layer.rope_table + 1);
     }
-    scratch.x.resize((size_t)CHUNK * hidden);
-    scratch.q.resize((size_t)CHUNK * heads);
-    scratch.rope.resize((size_t)layers.size() * CHUNK * 2 * pairs);
+    scratch.x.resize((size_t)most_rows * hidden);
+    scratch.q.resize((size_t)most_rows * heads);
+    scratch.rope.resize((size_t)tables * CHUNK * 2 * pairs);
     scratch.threads.resize(pool.size());
     for (int t = 0; t < pool.size(); t++) {
         auto& own = scratch.threads[t];
-        const int rows = t == 0 ? CHUNK : SHARE_ROWS;  // thread 0's buffers are the shared ones
+        const int rows = t == 0 ? most_rows : SHARE_ROWS;  // thread 0's buffers are the shared ones
         own.hidden.resize(rows, hidden);
         own.heads.resize(rows, heads);
         own.inner.resize(rows, inner);

@@ -138,7 +138,9 @@ struct Model {
     std::mutex busy;
     std::unique_ptr<Drafter> drafter;
 
-    Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> layers, std::shared_ptr<Pool> threads, const Kernels* kernels);
+    // rows: of the largest pass.
+    Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> layers, std::shared_ptr<Pool> threads, const Kernels* kernels,
+          int rows = CHUNK);
     ~Model();
     const Matrix& lm_head() const { return tied ? embed : head; }
 
