@@ -112,6 +112,15 @@ def test_sessions_branch_and_return_with_the_drafter_on(target, folder):
 
 
 @native
+def test_a_named_drafter_serves_sessions_under_its_name_and_as_auto(target, folder):
+    with LLM(target, backend="cpu", drafter=str(folder)) as llm:
+        for name in (None, "auto", str(folder)):
+            assert llm.session(drafter=name)._drafter.name == "auto"
+        with pytest.raises(RequestError, match="no drafter"):
+            llm.session(drafter=f"{folder}/other")
+
+
+@native
 def test_the_drafter_that_ships_for_a_model_is_found_by_its_weights(target, folder, tmp_path, monkeypatch):
     monkeypatch.setattr(shipped, "FOLDER", folder.parent)
     assert shipped.shipped_drafter(target.tensors) == folder

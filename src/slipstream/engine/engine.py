@@ -59,9 +59,8 @@ class LLM(Generates):
         self.memory = Memory()
         self.guide: Guide | None = None  # whom drafters may ask
         self.record: Record | None = None  # and how well it did
-        named = isinstance(drafter, str) and drafter not in DRAFTERS and ("/" in drafter or Path(drafter).exists())
-        named = named or drafter == "smollm2"
-        self._options = self._check_options("auto" if named else drafter, drafts, prefill_chunk)
+        self._named = str(drafter) if isinstance(drafter, str) and _is_model(drafter) else None
+        self._options = self._check_options(drafter, drafts, prefill_chunk)
         self._idle: Session | None = None
         if isinstance(model, str | os.PathLike):
             from slipstream.models.checkpoint import load_checkpoint  # readers of weight files are slow to import
@@ -77,7 +76,7 @@ class LLM(Generates):
 
             backend = open_backend(model, backend, threads)
         self.backend = backend
-        if named or drafter in ("auto", "block"):
+        if self._named or drafter in ("auto", "block"):
             self.guide = self._open_guide(str(drafter), threads)
         if self.guide:
             self.record = Record(self.guide.recorded)
@@ -91,7 +90,7 @@ class LLM(Generates):
             raise RequestError(f"drafts must be in [0, {MAX_DRAFTS}], got {drafts}")
         if prefill_chunk is not None and prefill_chunk < 1:
             raise RequestError(f"prefill_chunk must be at least 1, got {prefill_chunk}")
-        if isinstance(drafter, str) and drafter not in DRAFTERS:
+        if isinstance(drafter, str) and drafter not in (*DRAFTERS, self._named):
             make_drafter(drafter)  # refused now, not at the first answer
         return drafter, drafts, prefill_chunk
 
@@ -145,7 +144,11 @@ class LLM(Generates):
         return self.tokenizer.encode(self.tokenizer.render_chat(messages, add_generation_prompt=True, **template))
 
     def make_drafter(self, name: str = "auto", memory: Memory | None = None) -> Drafter:
-        """A drafter for one stream of this model. memory: earlier texts; None is those of all streams."""
+        """A drafter for one stream of this model, by name, or by what it was opened with.
+
+        memory: earlier texts; None is those of all streams.
+        """
+        name = "auto" if name == self._named else name
         return make_drafter(name, cost=self.cost, memory=memory or self.memory, record=self.record)
 
     def session(
@@ -208,3 +211,8 @@ class LLM(Generates):
         close = getattr(self.backend, "close", None)
         if close is not None:
             close()
+
+
+def _is_model(drafter: str) -> bool:
+    """Whether `drafter` says where a model lies, rather than how to draft."""
+    return drafter not in DRAFTERS and (drafter == "smollm2" or "/" in drafter or Path(drafter).exists())
