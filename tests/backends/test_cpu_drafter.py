@@ -166,20 +166,33 @@ def test_two_streams_do_not_mix(target, tmp_path):
         assert same(backend.guess(cache, int(text[-1]), 0.0, 0), want)
 
 
-def test_a_restored_cache_drafts_from_what_came_since(target, tmp_path):
+def test_a_restored_cache_drafts_as_the_one_that_was_saved(target, tmp_path):
     backend, _ = opened(target, tmp_path)
-    text = text_of(60)
-    cache = cache_of(backend, text[:31])
-    restored = backend.new_cache(100)
+    text, last = text_of(150), 7
+    cache = cache_of(backend, text)
+    backend.verify(cache, text[:5])
+    cache.rewind(147)
+    restored = backend.new_cache(500)
     restored.import_state(cache.export_state())
-    backend.prefill(restored, text[30:-1])
-    backend.prefill(cache, text[30:-1])
-    last = int(text[-1])
-    # A window of 20 has forgotten the restored part by then.
     assert same(backend.guess(restored, last, 0.0, 0), backend.guess(cache, last, 0.0, 0))
-    again = backend.new_cache(100)
-    again.import_state(cache.export_state())
-    assert np.isfinite(backend.guess(again, last, 0.0, 0).scores).all()  # sees nothing but itself
+    for each in (restored, cache):
+        each.rewind(60)
+        backend.prefill(each, text[:30])
+    assert same(backend.guess(restored, last, 0.0, 0), backend.guess(cache, last, 0.0, 0))
+
+
+def test_a_cache_saved_without_a_drafter_drafts_from_what_came_since(target, tmp_path):
+    backend, _ = opened(target, tmp_path)
+    plain = CpuBackend(target.spec, target.tensors, 1)
+    text, last = text_of(60), 7
+    cache, restored = cache_of(backend, text), backend.new_cache(100)
+    restored.import_state(cache_of(plain, text[:31]).export_state())
+    assert np.isfinite(backend.guess(restored, last, 0.0, 0).scores).all()  # sees nothing but itself
+    backend.prefill(restored, text[30:-1])
+    # A window of 20 has forgotten the restored part by now.
+    assert same(backend.guess(restored, last, 0.0, 0), backend.guess(cache, last, 0.0, 0))
+    with pytest.raises(ValueError, match="not the state"):
+        plain.new_cache(100).import_state(cache.export_state())
 
 
 def test_a_draft_at_the_end_of_a_full_cache_is_safe(target, tmp_path):

@@ -149,7 +149,10 @@ API int slip_cache_can_rewind(const Cache* c, int to) { return c->can_rewind(to)
 API void slip_cache_rewind(Cache* c, int to) { c->rewind(to); }
 
 API size_t slip_cache_state_bytes(const Model* m, const Cache* c) { return cache_state_bytes(*m, *c); }
-API void slip_cache_export(const Model* m, const Cache* c, uint8_t* out) { cache_export(*m, *c, out); }
+API void slip_cache_export(Model* m, Cache* c, uint8_t* out) {
+    std::lock_guard<std::mutex> lock(m->busy);
+    cache_export(*m, *c, out);
+}
 API int slip_cache_import(const Model* m, Cache* c, const uint8_t* data, size_t n) { return cache_import(*m, *c, data, n) ? 0 : -1; }
 
 API int slip_prefill(Model* m, Cache* c, const int32_t* tokens, int n) try {

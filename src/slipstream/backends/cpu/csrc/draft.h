@@ -169,8 +169,10 @@ inline void Pass::make_room() {
     if (c_.draft && c_.draft->pending + rows_ > CHUNK) ContextPass::run(*m_.drafter, *c_.draft);
 }
 
+static void catch_up(Model& target, Cache& cache) { ContextPass::run(*target.drafter, *cache.draft); }
+
 static void draft(Model& target, Cache& cache, const Draft& to) {
-    ContextPass::run(*target.drafter, *cache.draft);
+    catch_up(target, cache);
     BlockPass(target, *target.drafter, *cache.draft, to).run();
 }
 
@@ -200,6 +202,6 @@ static void take_head(Drafter& d, const Model& target) {
     }
 }
 
-static const Kernels kernels = {SLIP_ISA_NAME, pass, argmax, exp_sum, take_head, draft};
+static const Kernels kernels = {SLIP_ISA_NAME, pass, argmax, exp_sum, take_head, catch_up, draft};
 
 }  // namespace SLIP_ISA

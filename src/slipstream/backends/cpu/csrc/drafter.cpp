@@ -41,9 +41,9 @@ void DraftState::rewind(int to) {
     first = std::min(first, to);
 }
 
-void DraftState::restart(int at) {
+void DraftState::restart(int length, int from) {
     cache.rewind(0);
-    cache.advanced(at);
+    cache.advanced(length);
     pending = 0;
-    first = at;
+    first = from;
 }

@@ -56,5 +56,5 @@ struct DraftState {
     std::vector<float> taps;  // (CHUNK, width)
 
     void rewind(int to);
-    void restart(int at);  // as if the text began at position `at`
+    void restart(int length, int from);  // keys and values of positions [from, length) are there
 };

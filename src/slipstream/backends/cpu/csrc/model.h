@@ -81,7 +81,7 @@ private:
 };
 
 size_t cache_state_bytes(const Model& model, const Cache& cache);
-void cache_export(const Model& model, const Cache& cache, uint8_t* out);
+void cache_export(Model& model, Cache& cache, uint8_t* out);
 bool cache_import(const Model& model, Cache& cache, const uint8_t* data, size_t n);  // false: not bytes of such a cache
 
 constexpr int TILE = 8;      // rows that share one load of the weights
@@ -121,6 +121,7 @@ struct Kernels {  // one instruction set
     int (*argmax)(const float* x, int n);
     double (*exp_sum)(const float* x, int n, float top, float scale);  // sum of exp((x - top) * scale)
     void (*take_head)(Drafter&, const Model& target);                  // what a drafter needs of its target's head
+    void (*catch_up)(Model& target, Cache&);                           // the drafter's keys and values of all positions
     void (*draft)(Model& target, Cache&, const Draft&);
 };
 
