@@ -11,9 +11,10 @@ static inline void relax() {}
 
 namespace {
 
-// A worker stays awake for about 100 us: the host needs some tens between two rounds. It yields now and then, so that
-// a busy machine which put two threads on one core does not make one spin while the other waits for the core.
-constexpr int SPINS_BEFORE_SLEEP = 4000, SPINS_BEFORE_YIELD = 64;
+// A worker stays awake for about 300 us: the host needs some tens between two passes, and up to two hundred where it
+// samples many rows. It yields now and then, so that a busy machine which put two threads on one core does not make one
+// spin while the other waits for the core.
+constexpr int SPINS_BEFORE_SLEEP = 12000, SPINS_BEFORE_YIELD = 64;
 
 void wait_change(std::atomic<uint32_t>& value, uint32_t seen) {
     for (int i = 1; i <= SPINS_BEFORE_SLEEP; i++) {
