@@ -202,6 +202,6 @@ static void take_head(Drafter& d, const Model& target) {
     }
 }
 
-static const Kernels kernels = {SLIP_ISA_NAME, pass, argmax, exp_sum, take_head, catch_up, draft};
+static const Kernels kernels = {SLIP_ISA_NAME, pass, argmax, exp_sum, contenders, take_head, catch_up, draft};
 
 }  // namespace SLIP_ISA

@@ -120,6 +120,9 @@ struct Kernels {  // one instruction set
     void (*pass)(Model&, Cache&, const int32_t* tokens, int rows, float* logits);
     int (*argmax)(const float* x, int n);
     double (*exp_sum)(const float* x, int n, float top, float scale);  // sum of exp((x - top) * scale)
+    // Tokens whose score, logit / temperature plus noise, may reach that of a token with the logit `top` and this noise, in
+    // ascending order into out[vocab]: how many.
+    int (*contenders)(const float* logits, int vocab, double temperature, float top, double noise, uint64_t seed, uint64_t position, int32_t* out);
     void (*take_head)(Drafter&, const Model& target);                  // what a drafter needs of its target's head
     void (*catch_up)(Model& target, Cache&);                           // the drafter's keys and values of all positions
     void (*draft)(Model& target, Cache&, const Draft&);

@@ -322,4 +322,49 @@ static double exp_sum(const float* x, int n, float top, float scale) {
     return total;
 }
 
+// Philox4x32-10 (Salmon et al. 2011) for the 64 tokens from `token` on, a multiple of 4: v = word / 2^32, rounded down.
+static void noise64(uint64_t seed, uint64_t position, uint32_t token, float* v) {
+    uint32_t c0[16], c1[16], c2[16], c3[16], k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    for (uint32_t i = 0; i < 16; i++) c0[i] = token / 4 + i, c1[i] = 0, c2[i] = (uint32_t)position, c3[i] = (uint32_t)(position >> 32);
+    for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
+        for (int i = 0; i < 16; i++) {
+            const uint64_t a = 0xD2511F53ull * c0[i], b = 0xCD9E8D57ull * c2[i];
+            c0[i] = (uint32_t)(b >> 32) ^ c1[i] ^ k0, c1[i] = (uint32_t)b;
+            c2[i] = (uint32_t)(a >> 32) ^ c3[i] ^ k1, c3[i] = (uint32_t)a;
+        }
+    for (int i = 0; i < 16; i++) {
+        v[i * 4] = (float)(int32_t)(c0[i] >> 9) * 0x1p-23f;
+        v[i * 4 + 1] = (float)(int32_t)(c1[i] >> 9) * 0x1p-23f;
+        v[i * 4 + 2] = (float)(int32_t)(c2[i] >> 9) * 0x1p-23f;
+        v[i * 4 + 3] = (float)(int32_t)(c3[i] >> 9) * 0x1p-23f;
+    }
+}
+
+// Noise of -log(-log1p(-v)) is at most -log(v), so a token is out where v > exp((logit - top) / temperature - noise). What is rounded here errs on
+// the side of letting it in.
+static int contenders(const float* logits, int vocab, double temperature, float top, double noise, uint64_t seed, uint64_t position, int32_t* out) {
+    constexpr float ROOM = 1.001f, MOST = 22.9f;  // no noise of 32 bits is larger
+    const F scale = f_set((float)(1 / temperature)), shift = f_set((float)-noise), highest = f_set(top);
+    alignas(64) float v[64], bound[16];
+    int n = 0;
+    for (int i = 0; i < vocab; i += 64) {
+        float here = -INFINITY;
+        const int end = vocab - i < 64 ? vocab - i : 64;
+        if (end == 64) here = f_top(f_max(f_max(f_load(logits + i), f_load(logits + i + 16)), f_max(f_load(logits + i + 32), f_load(logits + i + 48))));
+        else for (int j = 0; j < end; j++) here = logits[i + j] > here ? logits[i + j] : here;
+        if (((double)here - top) / temperature + MOST < noise) continue;
+        noise64(seed, position, (uint32_t)i, v);
+        int j = 0;
+        for (; j + 16 <= end; j += 16) {
+            const F limit = f_mul(exp_f(f_fma(f_sub(f_load(logits + i + j), highest), scale, shift)), f_set(ROOM));
+            if (f_top(f_sub(limit, f_load(v + j))) < 0) continue;
+            f_store(bound, limit);
+            for (int k = 0; k < 16; k++)
+                if (v[j + k] <= bound[k]) out[n++] = i + j + k;
+        }
+        for (; j < end; j++) out[n++] = i + j;
+    }
+    return n;
+}
+
 }  // namespace SLIP_ISA

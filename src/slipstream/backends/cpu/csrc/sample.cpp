@@ -28,9 +28,6 @@ struct Noise {
 
 double gumbel(uint32_t word) { return -log(-log1p(-((word + 0.5) * 0x1p-32))); }
 
-// gumbel(word) <= -log(v) for v = (word + 0.5) / 2^32, and v >= 2^(bits - 33): a bound without a logarithm.
-double gumbel_bound(uint32_t word) { return (word ? __builtin_clz(word) + 1 : 33) * 0.6931471805599453; }
-
 struct Best {
     double score = -INFINITY;
     int token = -1;
@@ -98,13 +95,10 @@ int sample_token(const Kernels& kernels, const float* logits, int vocab, double 
             best.offer(c.token, c.logit / temperature + gumbel(noise.word((uint32_t)c.token)));
         return best.token;
     }
-    best.offer(first, top / temperature + gumbel(noise.word((uint32_t)first)));
-    for (int i = 0; i < vocab; i++) {
-        const double score = logits[i] / temperature;
-        if (score + 33 * 0.6931471805599453 < best.score) continue;  // no noise could lift it
-        const uint32_t word = noise.word((uint32_t)i);
-        if (score + gumbel_bound(word) < best.score) continue;
-        best.offer(i, score + gumbel(word));
-    }
+    const double of_first = gumbel(noise.word((uint32_t)first));
+    best.offer(first, top / temperature + of_first);
+    std::vector<int32_t> others(vocab);
+    const int n = kernels.contenders(logits, vocab, temperature, top, of_first, seed, position, others.data());
+    for (int i = 0; i < n; i++) best.offer(others[i], logits[others[i]] / temperature + gumbel(noise.word((uint32_t)others[i])));
     return best.token;
 }
