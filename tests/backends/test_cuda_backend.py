@@ -16,6 +16,7 @@ if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 
 from slipstream.backends.cuda.backend import CudaBackend
+from slipstream.backends.cuda.prefill import prefill
 from slipstream.backends.cuda.weights import load
 from slipstream.engine import sampling
 from slipstream.errors import BackendError
@@ -149,3 +150,23 @@ def test_what_cannot_run_is_refused_by_name():
         backend(ModelSpec("x", 64, 32, (Layer(part, FeedForward(48)),), 1e-5, 512, True))
     with pytest.raises(ValueError, match="do not fit"):
         backend(spec).prefill(backend(spec).new_cache(4), text(5))
+
+
+def test_taps_hold_the_residual_stream_of_chosen_layers_in_passes_and_in_prefill():
+    b, tokens = backend(tiny(), engine="chain"), text(7)
+    w = b.weights
+    h = [w.embed.double()[torch.from_numpy(tokens).long().to(DEVICE)]]
+    for layer, lw in zip(b.spec.layers, w.layers, strict=True):
+        a, x = layer.attention, h[-1]
+        q, k, v = norm_qkv.reference(x, lw.attention_norm, lw.qkv, None, None, lw.cos_sin, 0, 4, 2, b.spec.norm_eps)
+        o = attention.reference(q, k.transpose(0, 1), v.permute(1, 2, 0), 0, a.softmax_scale, None).flatten(1)
+        x = projection.reference(o, lw.o, x)
+        inner = gate_up.reference(x, lw.ffn_norm, *lw.gate_up.chunk(2), b.spec.norm_eps)
+        h.append(projection.reference(inner, lw.down, x))
+    expected = torch.stack([h[2], h[1]])
+    taps = b.pass_.tap([1, 0])
+    cache = b.new_cache(16)
+    b.verify(cache, tokens)
+    ahead = prefill(b.spec, w, b.new_cache(16), torch.from_numpy(tokens).to(DEVICE), [1, 0])
+    for found in (taps[:, :7], ahead):
+        assert (found - expected).norm() / expected.norm() < (1e-2 if GPU else 1e-5)

@@ -32,6 +32,15 @@ class Chain:
         self.h = torch.zeros(ROWS, spec.hidden, device=device)
         self.q = torch.zeros(ROWS, a.heads * a.head_dim, dtype=dtype, device=device)
         self.inner = torch.zeros(ROWS, inner, dtype=dtype, device=device)
+        self.tap_layers: tuple[int, ...] = ()
+        self.taps: torch.Tensor | None = None
+
+    def tap(self, layers: Sequence[int]) -> torch.Tensor:
+        """From now on every pass leaves the residual stream after these layers in `taps` (layers, ROWS, hidden)
+        float32, for the rows that run. Programs captured before know nothing of it."""
+        self.tap_layers = tuple(layers)
+        self.taps = torch.zeros(len(layers), *self.h.shape, device=self.h.device)
+        return self.taps
 
     def buffers(self, cache: CudaCache) -> tuple[torch.Tensor, torch.Tensor]:
         """Attention's parts for a cache: one a KV_SPLIT positions."""
@@ -54,5 +63,7 @@ class Chain:
             attention_projection(parts, lse, w.o, h, cache.state, a.window, pdl)
             gate_up(h, w.ffn_norm, w.gate_up[:inner], w.gate_up[inner:], self.inner, eps, pdl)
             projection(self.inner, w.down, h, cache.state, pdl)
+            if self.taps is not None and i in self.tap_layers:
+                self.taps[self.tap_layers.index(i)].copy_(h)
         if logits:
             head(h, self.weights.final_norm, self.weights.head, self.logits, eps, pdl)

@@ -23,6 +23,7 @@ struct Layer {
     const float* ffn_norm;
     const u16* bias;
     const float* cos_sin;
+    float* tap;  // null, or (ROWS, HIDDEN): where the residual stream after this layer is left
     u64 window;
 };
 
@@ -539,7 +540,7 @@ struct Block {
     }
 
     // Adds sums to an owned tile of the residual stream and publishes it.
-    __device__ __forceinline__ void add(int owned, int tile, int n, float4 s, const char* to) {
+    __device__ __forceinline__ void add(int owned, int tile, int n, float4 s, const char* to, float* tap) {
         const int lane = thread() & 31, g = lane >> 2, c = lane & 3, r0 = n * 8 + 2 * c;
         float2* h = (float2*)(residual(owned) + r0 * 16 + 2 * g);
         float2 h0 = h[0], h1 = h[8];
@@ -548,14 +549,19 @@ struct Block {
         if (r0 < rows) publish4(at, pack(h0.x, h0.y));
         if (r0 + 1 < rows) publish4(at + ROW_BYTES, pack(h1.x, h1.y));
         h[0] = h0, h[8] = h1;
+        if (tap) {
+            tap += r0 * HIDDEN + tile * 16 + 2 * g;
+            if (r0 < rows) *(float2*)tap = h0;
+            if (r0 + 1 < rows) *(float2*)(tap + HIDDEN) = h1;
+        }
     }
 
     __device__ __forceinline__ void output(const char* p, const int* owned, int count, int first, int last) {
         product<ATT>(owned, count, false, [](int, int) {}, [&] { load_merged(p, first, last); },
-                     [&](int tile, int n, float4 s) { add(tile / GRID, tile, n, s, p + AT_MID); });
+                     [&](int tile, int n, float4 s) { add(tile / GRID, tile, n, s, p + AT_MID, nullptr); });
     }
 
-    __device__ __forceinline__ void down(const char* p, const int* owned, int count) {
+    __device__ __forceinline__ void down(const Layer& w, const char* p, const int* owned, int count) {
         if (count == 0) return (void)(clock_at += 2);
         float acc[OWNED][2][NT][4] = {};
         for (int k0 = 0; k0 < INNER; k0 += CHUNK) {
@@ -576,7 +582,7 @@ struct Block {
             const int n = turn(i);
             put(acc[i]);
             hand_over(n >= 0);
-            if (n >= 0) add(i, __ldg(owned + i), n, sum(n), p + AT_OUT);
+            if (n >= 0) add(i, __ldg(owned + i), n, sum(n), p + AT_OUT, w.tap);
             red = (red + 1) % REDS;
         }
         stamp();
@@ -829,7 +835,7 @@ struct Block {
             if (dirty_rows) reset(a.arena + (u64)((side ^ 1) * LAYERS + l) * a.layer_bytes, dirty_rows, dirty_splits);
             output(p, owned, owns, first, last);
             gate_up(w, p, a.tasks + begin[2 * l + 1], begin[2 * l + 2] - begin[2 * l + 1]);
-            down(p, owned, owns);
+            down(w, p, owned, owns);
             from = p + AT_OUT;
             stamp();
         }

@@ -24,6 +24,8 @@ FRAGMENT = 256
 SHARED_BYTES = 227 * 1024
 """All a block may have: the ring takes what activations leave."""
 V_SLOTS = 24
+TAP = 4
+"""Of the words of a layer's pointers, the one of its tap."""
 
 
 class _Args(ctypes.Structure):
@@ -191,7 +193,7 @@ class Persistent:
                 tasks += stage[b]
             begin[b, -1] = len(tasks)
         pointers = [[w.attention_norm.data_ptr(), w.ffn_norm.data_ptr(),
-                     0 if w.qkv_bias is None else w.qkv_bias.data_ptr(), w.cos_sin.data_ptr(),
+                     0 if w.qkv_bias is None else w.qkv_bias.data_ptr(), w.cos_sin.data_ptr(), 0,
                      layer.attention.window or 1 << 30]
                     for layer, w in zip(spec.layers, weights.layers, strict=True)]  # fmt: skip
         self._tables = [torch.from_numpy(x).to(device) for x in
@@ -201,8 +203,21 @@ class Persistent:
                   "CHUNK": self.chunk, "SMEM": SHARED_BYTES, "EPS": f"{spec.norm_eps!r}f",
                   "SCALE": f"{a.softmax_scale!r}f", "BIAS": int(a.qkv_bias)}  # fmt: skip
         self.profile: torch.Tensor | None = None
+        self.tap_layers: tuple[int, ...] = ()
+        self.taps: torch.Tensor | None = None
         source = Path(__file__).with_name("persistent.cu")
         self._kernels = {n * 8: Kernel(source, "model_pass", macros | {"NT": n}, SHARED_BYTES) for n in (1, 2)}
+
+    def tap(self, layers: Sequence[int]) -> torch.Tensor:
+        """From now on every pass leaves the residual stream after these layers in `taps` (layers, ROWS, hidden)
+        float32, for the rows that run. Programs captured before know nothing of it."""
+        device, self.tap_layers = self.stream.device, tuple(layers)
+        self.taps = torch.zeros(len(layers), ROWS, self.spec.hidden, device=device)
+        column = self._tables[3][:, TAP]
+        column.zero_()
+        for i, tap in zip(layers, self.taps, strict=True):
+            column[i] = tap.data_ptr()
+        return self.taps
 
     def buffers(self, cache: CudaCache) -> Sequence[torch.Tensor]:
         """The arenas of a cache, all sentinel, and their pass count."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
@@ -13,10 +15,16 @@ from slipstream.models.spec import ModelSpec
 CHUNK = 8192
 
 
-def prefill(spec: ModelSpec, weights: Weights, cache: CudaCache, tokens: torch.Tensor) -> None:
-    """tokens (n,) on the device: append their keys and values, CHUNK at a time. The caller moves `cache.length`."""
+def prefill(spec: ModelSpec, weights: Weights, cache: CudaCache, tokens: torch.Tensor,
+            tap_layers: Sequence[int] = ()) -> torch.Tensor:  # fmt: skip
+    """tokens (n,) on the device: append their keys and values, CHUNK at a time. The caller moves `cache.length`.
+
+    Returns the residual stream after the layers `tap_layers`, (layers, n, hidden) float32.
+    """
+    taps = torch.empty(len(tap_layers), len(tokens), spec.hidden, device=tokens.device)
     for i in range(0, len(tokens), CHUNK):
-        _chunk(spec, weights, cache, tokens[i : i + CHUNK], cache.length + i)
+        _chunk(spec, weights, cache, tokens[i : i + CHUNK], cache.length + i, tap_layers, taps[:, i : i + CHUNK])
+    return taps
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -24,7 +32,8 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.cat([low * cos - high * sin, high * cos + low * sin], -1).to(x.dtype)
 
 
-def _chunk(spec: ModelSpec, weights: Weights, cache: CudaCache, tokens: torch.Tensor, start: int) -> None:
+def _chunk(spec: ModelSpec, weights: Weights, cache: CudaCache, tokens: torch.Tensor, start: int,
+           tap_layers: Sequence[int], taps: torch.Tensor) -> None:  # fmt: skip
     h = weights.embed[tokens.long()].float()  # (n, hidden)
     n, dtype = len(tokens), weights.embed.dtype
     end = start + n
@@ -41,7 +50,7 @@ def _chunk(spec: ModelSpec, weights: Weights, cache: CudaCache, tokens: torch.Te
         q, k = _rotate(q, cos, sin).to(dtype), _rotate(k, cos, sin).to(dtype)
         cache.keys[i, :, start:end] = k.transpose(0, 1)
         cache.values[i, :, :, start:end] = v.permute(1, 2, 0)
-        if i + 1 == len(spec.layers):
+        if i + 1 == len(spec.layers) and i not in tap_layers:
             return  # nothing reads the last layer's output
         keys = cache.keys[i, :, :end] if start else k.transpose(0, 1)
         values = cache.values[i, :, :, :end].transpose(1, 2).contiguous() if start else v.transpose(0, 1)
@@ -52,6 +61,8 @@ def _chunk(spec: ModelSpec, weights: Weights, cache: CudaCache, tokens: torch.Te
         x = F.rms_norm(h, h.shape[1:], w.ffn_norm, spec.norm_eps).to(dtype)
         gate, up = F.linear(x, w.gate_up).chunk(2, -1)
         h += F.linear(F.silu(gate) * up, w.down)
+        if i in tap_layers:
+            taps[tap_layers.index(i)] = h
 
 
 def _mask(n: int, end: int, window: int | None, device: torch.device) -> torch.Tensor:
