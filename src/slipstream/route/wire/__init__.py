@@ -1,0 +1,1 @@
+"""The three wires: each reads and writes requests and answers; `neutral` stands between them."""
