@@ -55,13 +55,14 @@ class _Settings(BaseModel):
 class Tier(_Settings):
     """A speed tier of a target. Prices in US dollars a million tokens, speeds in tokens a second as measured.
 
-    cached_input: None is the price of input. latency_s: before the first token, the prompt's prefill not counted.
+    cached_input, cache_write: None is the price of input. latency_s: before the first token, prefill not counted.
     request: fields that ask the target for this tier, such as {service_tier = "priority"}.
     served_as: what the target calls this tier in its answers; its name and the value of `request` always count.
     """
 
     input: Share = 0.0
     cached_input: Share | None = None
+    cache_write: Share | None = None
     output: Share = 0.0
     decode_speed: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 50.0
     prefill_speed: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2000.0
