@@ -142,13 +142,15 @@ def main() -> None:
 
 def share_row(id: str, work: str, found: Judged) -> Row:
     half = found.share_for_half
-    return Row(id, work, half.value, "fraction", "random", 0.5, 0.5 / half.value, (half.low, half.high))
+    return Row(
+        id, f"{work} ({half.low:.1%} to {half.high:.1%})", half.value, "fraction", "random", 0.5, 0.5 / half.value
+    )
 
 
 def recovered_row(id: str, work: str, found: Judged) -> Row:
     share, got = found.share.value, found.recovered
-    named = f"{work}, {share:.1%} of calls to strong"
-    return Row(id, named, got.value, "fraction", "random", share, got.value / share, (got.low, got.high))
+    said = f"{work} with {share:.1%} of calls to strong ({got.low:.1%} to {got.high:.1%})"
+    return Row(id, said, got.value, "fraction", "random", share, got.value / share)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,9 @@
-"""Judges a router on questions with known outcomes, offline: quality, time and money, always beside the plain arms.
+"""Judges a classifier on questions with known outcomes: how much of strong's gain it recovers.
 
-    all-strong, all-fast        the two ends
-    random                      the same share of calls to strong, drawn without looking: its recovery is that share
-    learned                     what the classifier does
-
-Quality is the share answered right. The share of the gain recovered is (quality - fast) / (strong - fast); the measure
-and the half-way mark follow RouteLLM (Ong et al., 2024). Intervals are percentile bootstraps over questions, or over
-whole groups where subjects were held out, since questions of one subject are not independent.
+Random routing recovers the share that it sends to strong; `route.replay` adds time and money. The share recovered is
+(quality - fast) / (strong - fast); the measure and the half-way mark follow RouteLLM (Ong et al., 2024). Intervals are
+percentile bootstraps over questions, or over whole groups where subjects were held out, since questions of one subject
+are not independent.
 """
 
 from __future__ import annotations
@@ -17,12 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.route.decision import RouteError, Target, Tier
+from slipstream.route.decision import RouteError
 from slipstream.route.outcomes import Table
 from slipstream.route.training import gain_curve
 
 Floats = npt.NDArray[np.float64]
-CHARS_A_TOKEN = 4.0
 
 
 @dataclass(frozen=True)
@@ -105,53 +101,3 @@ def share_for(level: float, scores: Floats, gain: Floats) -> float:
 
 def _figures(gain: Floats, scores: Floats, to_strong: npt.NDArray[np.bool_]) -> tuple[float, float, float]:
     return share_for(0.5, scores, gain), float(to_strong.mean()), float(gain[to_strong].sum() / gain.sum())
-
-
-@dataclass(frozen=True)
-class Bill:
-    """What answering all questions takes in one arm, a question: quality measured, time and money modelled."""
-
-    arm: str
-    right: float
-    time_s: float
-    usd: float
-
-
-def bills(
-    data: Table,
-    to_strong: npt.NDArray[np.bool_],
-    strong: tuple[Target, Tier],
-    fast: tuple[Target, Tier],
-    *,
-    output_tokens: int,
-    deciding_s: float,
-) -> list[Bill]:
-    """The four arms, with prompts of len(text) / CHARS_A_TOKEN tokens read cold. deciding_s: on the router's bill."""
-    prompts = np.array([len(text) for text in data.texts]) / CHARS_A_TOKEN
-
-    def of(tier: Tier) -> tuple[Floats, Floats]:
-        time_s = tier.latency_s + prompts / tier.prefill_speed + output_tokens / tier.decode_speed
-        return time_s, (prompts * tier.input_price + output_tokens * tier.output_price) / 1e6
-
-    (strong_s, strong_usd), (fast_s, fast_usd) = of(strong[1]), of(fast[1])
-    p = float(to_strong.mean())
-
-    def mixed(a: Floats, b: Floats) -> float:
-        return float(np.where(to_strong, a, b).mean())
-
-    return [
-        Bill("all-strong", float(data.strong.mean()), float(strong_s.mean()), float(strong_usd.mean())),
-        Bill("all-fast", float(data.fast.mean()), float(fast_s.mean()), float(fast_usd.mean())),
-        Bill(
-            f"random {p:.0%}",
-            float(p * data.strong.mean() + (1 - p) * data.fast.mean()),
-            float(p * strong_s.mean() + (1 - p) * fast_s.mean()),
-            float(p * strong_usd.mean() + (1 - p) * fast_usd.mean()),
-        ),
-        Bill(
-            f"learned {p:.0%}",
-            mixed(data.strong, data.fast),
-            mixed(strong_s, fast_s) + deciding_s,
-            mixed(strong_usd, fast_usd),
-        ),
-    ]
