@@ -20,7 +20,7 @@ from slipstream.route.decision import Conversation, Message, RouteError, ToolCal
 from slipstream.route.learned import Model, features, newest_request
 from slipstream.route.ledger import read_rows
 from slipstream.route.replay import RecordedStep
-from slipstream.route.training import CURVE_POINTS, FEWEST, arm
+from slipstream.route.training import CURVE_POINTS, FEWEST, arm, gain_curve
 from slipstream.route.trajectory import signals
 
 
@@ -95,10 +95,11 @@ def train_logged(path: Path, strong: str, fast: str, *, share: float, route: str
             raise RouteError(f"{len(x[name])} logged steps of {name} have known consequences; {FEWEST} are needed")
     on_strong, on_fast = (arm(np.stack(x[name]), np.array(right[name])) for name in (strong, fast))
     model = Model(on_strong, on_fast, threshold=0.0)
-    gains = np.sort(model.gain(np.stack(x[strong] + x[fast])))[::-1]
-    at = np.linspace(0, len(gains) - 1, min(CURVE_POINTS, len(gains))).round().astype(int)
-    total = max(float(gains.sum()), 1e-9)
-    curve = [(float(gains[i]), (i + 1) / len(gains), float(gains[: i + 1].sum()) / total) for i in at]
+    gains = model.gain(np.stack(x[strong] + x[fast]))
+    if gains.sum() <= 0:
+        raise RouteError(f"{strong} was not right more often than {fast} here; there is nothing to route for")
+    curve = gain_curve(gains, gains)  # nobody knows both outcomes of a step, so the model's own word stands for them
+    curve = [curve[i] for i in sorted({*np.linspace(0, len(curve) - 1, CURVE_POINTS).round().astype(int).tolist()})]
     facts = {"steps": {name: len(x[name]) for name in (strong, fast)}, "share": share, "logged": True}
     model = replace(model, curve=curve, trained=facts)
     return replace(model, threshold=model.threshold_at(share))

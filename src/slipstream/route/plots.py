@@ -27,18 +27,20 @@ class Arm(Protocol):
 
 def frontiers(arms: Sequence[Arm], path: Path, title: str) -> None:
     """Quality against money and against time, side by side; PNG, SVG or PDF by the name of `path`."""
+    if any(one.right != one.right for one in arms):
+        raise RouteError("nobody knows which of these sessions went right, so there is no quality to draw")
     figure = _figure(9.0, 4.0)
     for place, (key, name) in enumerate((("usd", "dollars a task"), ("time_s", "seconds a task")), 1):
         axes = figure.add_subplot(1, 2, place)
-        for one in arms:
+        for number, one in enumerate(arms):
             plain = one.arm.startswith(("all-", "random"))
             at = (getattr(one, key), 100 * one.right)
             axes.scatter(*at, marker="o" if plain else "D", color="0.5" if plain else "tab:blue")
-            axes.annotate(one.arm, at, textcoords="offset points", xytext=(5, 4), fontsize=8)
+            axes.annotate(one.arm, at, textcoords="offset points", xytext=(6, -11 if number % 2 else 5), fontsize=8)
         axes.set_xlabel(name)
         axes.set_ylabel("right, %")
-        axes.set_xlim(left=0)
         axes.margins(0.15)
+        axes.set_xlim(0, 1.25 * max(getattr(one, key) for one in arms))
         axes.grid(alpha=0.3)
     figure.suptitle(title, fontsize=10)
     _save(figure, path)
@@ -49,7 +51,8 @@ def recovery(curves: Mapping[str, Sequence[tuple[float, float]]], path: Path) ->
     figure = _figure(5.5, 4.5)
     axes = figure.add_subplot()
     for name, curve in curves.items():
-        axes.plot(*([100 * point[i] for point in curve] for i in (0, 1)), label=name)
+        thin = [*curve[:: max(1, len(curve) // 300)], curve[-1]]
+        axes.plot(*([100 * point[i] for point in thin] for i in (0, 1)), label=name)
     axes.plot([0, 100], [0, 100], color="0.5", linestyle="--", label="random")
     axes.axhline(50, color="0.8", linewidth=0.8)
     axes.set_xlabel("calls to the strong model, %")

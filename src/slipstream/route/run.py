@@ -11,6 +11,7 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
+from slipstream.route import page
 from slipstream.route.app import create_app
 from slipstream.route.config import load_config
 from slipstream.route.gateway import Gateway
@@ -32,7 +33,7 @@ class Server(uvicorn.Server):
 
 def make_server(gateway: Gateway) -> tuple[Server, Starlette]:
     """A server that is not running yet."""
-    app = create_app(gateway)
+    app = create_app(gateway, page.ROUTES)
     settings = gateway.live.config.server
     config = uvicorn.Config(
         app, host=settings.host, port=settings.port, log_config=None, access_log=False, server_header=False,
