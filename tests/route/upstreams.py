@@ -90,6 +90,7 @@ class Fake:
                         await asyncio.sleep(30)
                     if kind == "malformed":
                         yield b"data: {nonsense\n\n"
+                        await asyncio.sleep(1)
                     if kind == "cut":
                         done = True
                         return
@@ -251,6 +252,7 @@ ERROR = {
 @contextmanager
 def running(app: Starlette | None = None, server: uvicorn.Server | None = None) -> Iterator[str]:
     """The address of a server in a thread."""
+    own = server is None
     if server is None:
         config = uvicorn.Config(app, port=0, log_level="critical", access_log=False, timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
@@ -263,6 +265,7 @@ def running(app: Starlette | None = None, server: uvicorn.Server | None = None) 
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
+        server.force_exit = own  # a fake that stalls is not waited for
         thread.join(10)
 
 

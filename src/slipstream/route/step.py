@@ -343,7 +343,7 @@ class Step:
             status = "failed"
             if not begun:
                 raise error from None
-            await self._bill(status, error)
+            await asyncio.shield(self._finish(attempt, status, error))
             number = writer.count if isinstance(writer, reply.ResponsesWriter) else count
             yield reply.error_bytes(self.ask.wire, error, number)
         finally:

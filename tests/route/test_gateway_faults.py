@@ -1,0 +1,161 @@
+"""Whatever a target does, the client gets the right answer or one clear error, is billed once, and nothing hangs."""
+
+import time
+
+import anthropic
+import httpx
+import openai
+import pytest
+from upstreams import TEXT, Fake, routing, table, targets
+
+from slipstream.route.ledger import read_rows
+
+WIRES = ("openai-chat", "openai-responses", "anthropic")
+WHOLE = "".join(TEXT)
+QUICK = "retries = 1\ntimeouts = {connect = 1, first_token = 0.4, between_tokens = 0.4, total = 3}\n"
+BEFORE = ["429", "500", "503", "401", "html", "stall", "stall@start", "reset@start", "malformed@start", "cut@start",
+          "error@start", "reset@first", "malformed@first", "cut@first", "error@first", "stall@first"]  # fmt: skip
+AFTER = ["reset@middle", "stall@middle", "malformed@middle", "error@middle", "cut@middle"]
+
+
+def stream(router, client: str) -> str:
+    """The streamed text. Raises the client's own error."""
+    if client == "anthropic":
+        with router.anthropic().messages.stream(
+            model="auto", max_tokens=9, messages=[{"role": "user", "content": "hi"}]
+        ) as events:
+            return "".join(events.text_stream)
+    if client == "openai-responses":
+        text, ended = "", False
+        for event in router.openai().responses.create(model="auto", input="hi", stream=True):
+            if event.type == "error":
+                raise openai.APIError(event.message, httpx.Request("POST", router.url), body=None)
+            text += event.delta if event.type == "response.output_text.delta" else ""
+            ended |= event.type == "response.completed"
+        assert ended
+        return text
+    chunks = router.openai().chat.completions.create(
+        model="auto", messages=[{"role": "user", "content": "hi"}], stream=True
+    )
+    text, stop = "", None
+    for chunk in chunks:
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            stop = choice.finish_reason or stop
+    assert stop == "stop"
+    return text
+
+
+def settings(first: Fake, second: Fake, more: str = QUICK) -> str:
+    route = '[routes.auto]\npolicy = "fixed"\noptions = {use = "first"}\nfallbacks = ["second"]\n'
+    return table("first", first, more) + table("second", second, more) + route
+
+
+@pytest.mark.parametrize("fault", BEFORE)
+@pytest.mark.parametrize("wire", WIRES)
+def test_before_the_first_token_another_try_answers(wire, fault, tmp_path):
+    first, second = Fake(wire, faults=[fault] * 2), Fake("openai-chat")
+    with targets(first, second), routing(settings(first, second), tmp_path) as router:
+        began = time.monotonic()
+        assert stream(router, "anthropic") == WHOLE
+        assert time.monotonic() - began < 3
+        (row,) = read_rows(router.config.ledger.path)
+        assert (row["status"], row["target"], row["output"]) == ("ok", "second", 5)
+        assert row["attempts"]
+        assert first.billed + second.billed == 1
+
+
+@pytest.mark.parametrize("fault", AFTER)
+@pytest.mark.parametrize("client", WIRES)
+@pytest.mark.parametrize("wire", WIRES)
+def test_after_the_first_token_there_is_one_clear_error(wire, client, fault, tmp_path):
+    first, second = Fake(wire, faults=[fault]), Fake("openai-chat")
+    with targets(first, second), routing(settings(first, second), tmp_path) as router:
+        with pytest.raises((openai.APIError, anthropic.APIError), match=r"first|fake overload"):
+            stream(router, client)
+        (row,) = read_rows(router.config.ledger.path)
+        assert row["status"] == "failed"
+        assert not second.requests
+        assert row["cost"] is not None
+        assert router.gateway.live.upstreams["first"].running == 0
+
+
+@pytest.mark.parametrize("fault", ["reset", "malformed"])
+def test_a_whole_answer_that_got_lost_is_never_asked_for_again(fault, tmp_path):
+    first, second = Fake("openai-chat", faults=[fault] * 3), Fake("openai-chat")
+    with targets(first, second), routing(settings(first, second), tmp_path) as router:
+        with pytest.raises(openai.InternalServerError, match="first"):
+            router.openai().chat.completions.create(model="auto", messages=[{"role": "user", "content": "hi"}])
+        assert len(first.requests) == 1
+        assert not second.requests
+
+
+def test_a_whole_json_answer_to_a_stream_is_not_asked_for_again(tmp_path):
+    first, second = Fake("openai-chat", faults=["json"]), Fake("openai-chat")
+    with targets(first, second), routing(settings(first, second), tmp_path) as router:
+        with pytest.raises(openai.InternalServerError, match="where a stream was asked for"):
+            stream(router, "openai-chat")
+        assert first.billed + second.billed == 1
+
+
+def test_what_the_target_says_of_the_request_itself_reaches_the_client(tmp_path):
+    first, second = Fake("anthropic", faults=["400"]), Fake("openai-chat")
+    with targets(first, second), routing(settings(first, second), tmp_path) as router:
+        with pytest.raises(openai.BadRequestError, match="fake 400"):
+            stream(router, "openai-chat")
+        assert not second.requests
+
+
+def test_a_dead_target_is_left_alone_and_probed_again(tmp_path):
+    first, second = Fake("openai-chat", faults=["500"] * 3), Fake("openai-chat")
+    more = QUICK.replace("retries = 1", "retries = 0\nbreaker = {failures = 3, open_s = 0.3}")
+    with targets(first, second), routing(settings(first, second, more), tmp_path) as router:
+        for _ in range(5):
+            assert stream(router, "openai-chat") == WHOLE
+        assert len(first.requests) == 3  # the last two were not even tried
+        time.sleep(0.35)
+        assert stream(router, "openai-chat") == WHOLE
+        assert len(first.requests) == 4
+        assert router.gateway.live.upstreams["first"].breaker.state == "closed"
+
+
+def test_no_target_left_is_a_503_at_once(tmp_path):
+    first = Fake("openai-chat", faults=["500"] * 9)
+    with targets(first):
+        text = table("first", first, "retries = 0\nbreaker = {failures = 1, open_s = 60}") + "[routes.auto]\n"
+        with routing(text, tmp_path) as router:
+            for _ in range(2):
+                with pytest.raises(openai.InternalServerError):
+                    stream(router, "openai-chat")
+            assert len(first.requests) == 1
+
+
+def test_an_unreachable_target_falls_back(tmp_path):
+    first, second = Fake("openai-chat", url="http://127.0.0.1:9"), Fake("openai-chat")
+    with targets(second), routing(settings(first, second), tmp_path) as router:
+        assert stream(router, "openai-chat") == WHOLE
+
+
+def test_a_client_that_leaves_cancels_upstream_and_is_billed_for_what_came(tmp_path):
+    fake = Fake("openai-chat", delay_s=0.2)
+    with targets(fake), routing(table("first", fake) + "[routes.auto]\n", tmp_path) as router:
+        body = {"model": "auto", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        with httpx.stream("POST", f"{router.url}/v1/chat/completions", json=body) as answer:
+            next(answer.iter_raw())
+        deadline = time.monotonic() + 3
+        while not fake.cancelled and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert fake.cancelled == 1
+        while (row := next(iter(read_rows(router.config.ledger.path))))["cost"] is None:
+            assert time.monotonic() < deadline
+        assert (row["status"], row["estimated"]) == ("cancelled", 1)
+        assert router.gateway.live.upstreams["first"].running == 0
+
+
+def test_health_checks_find_a_dead_target_before_a_client_does(tmp_path):
+    dead = 'url = "http://127.0.0.1:9/v1"\nhealth = {every_s = 0.05, timeout_s = 0.5}\n'
+    with routing(f"[targets.first]\n{dead}[routes.auto]\n", tmp_path) as router:
+        deadline = time.monotonic() + 3
+        while httpx.get(f"{router.url}/ready").status_code != 503:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
