@@ -120,7 +120,8 @@ class Gateway:
         return Live(config, upstreams, dict(policies), by_model, engines)
 
     def start(self) -> None:
-        """Begin health checks; needs the running loop."""
+        """Begin health checks, in the running loop."""
+        self.loop = asyncio.get_running_loop()
         for upstream in self.live.upstreams.values():
             upstream.start_checks()
 
