@@ -21,6 +21,7 @@ COMMANDS = {
     "run": ("slipstream.cli.run", "Answer one prompt."),
     "chat": ("slipstream.cli.chat", "Chat in the terminal; the KV cache stays between turns."),
     "serve": ("slipstream.cli.serve", "Serve OpenAI's and Anthropic's APIs."),
+    "route": ("slipstream.cli.route", "Send each step of an agent to the right model and speed tier."),
     "top": ("slipstream.cli.top", "Watch a server's streams live."),
     "tiers": ("slipstream.cli.tiers", "What a request costs and waits in each speed tier."),
     "models": ("slipstream.cli.models", "List the models that load by name, and their weights."),
