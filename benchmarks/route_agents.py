@@ -57,6 +57,13 @@ POLICIES = {
     "all-fast": ("fixed", {"use": "fast"}),
     "cascade": ("cascade", PAIR),
     "stage": ("stage", PAIR),
+    "all-strong, fast tier": ("fixed", {"use": "strong/fast"}),
+    "deadline 80 s": ("deadline", {"use": ["strong"], "deadline_s": 80.0, "steps": 18}),
+    "stage and next": ("stage", PAIR | {"hard": ["plan", "resume", "diagnose", "stuck", "next"]}),
+    "stage and next, fast tier": (
+        "stage",
+        PAIR | {"strong": "strong/fast", "hard": ["plan", "resume", "diagnose", "stuck", "next"]},
+    ),
     "stage, fast tier": ("stage", PAIR | {"strong": "strong/fast"}),
 }
 
@@ -95,7 +102,7 @@ def told(name: str, arms: Sequence[ArmFigures]) -> None:
     print(f"{name}, {arms[0].sessions} sessions; savings against all-strong, with 95% intervals over sessions")
     for arm in arms:
         print(
-            f"  {arm.arm:17} done {arm.right:6.1%}  {arm.time_s:6.1f} s  ${arm.usd:.4f}  "
+            f"  {arm.arm:25} done {arm.right:6.1%}  {arm.time_s:6.1f} s  ${arm.usd:.4f}  "
             f"strong {arm.strong_share:4.0%}  {arm.steps:4.1f} steps  {arm.switches:3.1f} switches  "
             f"reread {arm.reread_tokens:6.0f}  time saved {arm.time_saved}  cost saved {arm.usd_saved}"
         )

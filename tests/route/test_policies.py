@@ -115,6 +115,13 @@ def test_stage_plans_and_diagnoses_on_strong_and_carries_out_on_fast():
     assert seen == [BIG, SMALL, BIG, BIG, SMALL]
 
 
+def test_the_step_after_tests_passed_is_strong_where_asked_for():
+    passed = talk(USER, *step("3 passed in 0.10s", name="run_tests"))
+    next_too = PAIR | {"affinity_steps": 0, "hard": ["plan", "next"]}
+    assert make_policy("stage", PAIR).decide(passed, STATE, CATALOGUE).choice == SMALL
+    assert make_policy("stage", next_too).decide(passed, STATE, CATALOGUE).choice == BIG
+
+
 def test_moving_down_must_pay_for_reading_the_prompt_again():
     policy = make_policy("stage", PAIR | {"affinity_steps": 1, "usd_per_hour": 0})
     conversation = talk(USER, *step("done", is_error=False), prompt_tokens=30_000, max_tokens=20)

@@ -40,7 +40,7 @@ def frontiers(arms: Sequence[Arm], path: Path, title: str) -> None:
         axes.set_xlabel(name)
         axes.set_ylabel("right, %")
         axes.margins(0.15)
-        axes.set_xlim(0, 1.25 * max(getattr(one, key) for one in arms))
+        axes.set_xlim(0, 1.35 * max(getattr(one, key) for one in arms))
         axes.grid(alpha=0.3)
     figure.suptitle(title, fontsize=10)
     _save(figure, path)

@@ -48,6 +48,7 @@ class Signals:
 
     steps: answers of the model. repeats: how often the newest call was made before, with the same result.
     tests_passed: the verdict of the last run of tests; None where none ran. edits_untested: since then.
+    just_passed: they passed, and that is the newest result.
     compacted: the history was cut or replaced by a summary. new_turn: a person spoke last.
     """
 
@@ -62,6 +63,7 @@ class Signals:
     errors_in_row: int = 0
     repeats: int = 0
     tests_passed: bool | None = None
+    just_passed: bool = False
     compacted: bool = False
 
     def numbers(self) -> list[float]:
@@ -78,10 +80,11 @@ def signals(conversation: Conversation, state: SessionState | None = None) -> Si
     results = [message for message in messages[start:] if message.role == "tool"]
     reads = edits = untested = errors = in_row = 0
     passed: bool | None = None
+    newest: bool | None = None
     for result in results:
         call = calls.get(result.tool_call_id or "", ToolCall("", "", ""))
         wrong = is_error(result, call)
-        verdict = tests_verdict(result, call)
+        verdict = newest = tests_verdict(result, call)
         errors, in_row = errors + wrong, in_row + 1 if wrong else 0
         if verdict is not None:
             passed, untested = verdict, 0
@@ -104,6 +107,7 @@ def signals(conversation: Conversation, state: SessionState | None = None) -> Si
         errors_in_row=in_row,
         repeats=_repeats(results, calls),
         tests_passed=passed,
+        just_passed=newest is True,
         compacted=any(_COMPACTED.match(message.text) for message in messages[:2] if message.role == "user")
         or (conversation.prompt_tokens > 0 and held > 1.5 * conversation.prompt_tokens),
     )

@@ -11,12 +11,13 @@ from slipstream.route.decision import Catalogue, Conversation, Decision, Session
 from slipstream.route.policies.common import OPTIONS, Each, Pair, keeps_turn
 from slipstream.route.trajectory import Signals, signals
 
-Name = Literal["plan", "resume", "diagnose", "stuck", "sub-agent", "carry out"]
+Name = Literal["plan", "resume", "diagnose", "stuck", "sub-agent", "next", "carry out"]
 
 
 @dataclass(frozen=True, config=OPTIONS, kw_only=True)
 class Stage(Pair):
-    """hard: the stages that go to `strong`. plan_steps: the first steps of a turn that are planning.
+    """hard: the stages that go to `strong`; `next`, the step after tests passed, costs a little and saves faults.
+    plan_steps: the first steps of a turn that are planning.
 
     stuck_errors: so many errors in a row, or stuck_repeats of the same call with the same result, is stuck.
     """
@@ -46,6 +47,8 @@ class Stage(Pair):
             return "resume", "the history was compacted"
         if not found.main:
             return "sub-agent", "a sub-agent asks"
+        if found.just_passed:
+            return "next", "tests passed, and what comes next is to be decided"
         if found.steps < self.plan_steps:
             return "plan", f"step {found.steps + 1} of the turn"
         return "carry out", f"step {found.steps + 1} of the turn, nothing went wrong"
