@@ -263,6 +263,15 @@ def test_an_open_breaker_lets_one_probe_through_at_a_time():
     assert breaker.state == "closed"
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_connection_is_used_again(stream, tmp_path):
+    fake = Fake("openai-chat")
+    with targets(fake), routing(table("a", fake) + ROUTE, tmp_path) as router:
+        for _ in range(3):
+            list(say(router, stream=stream))
+        assert len(fake.peers) == 1
+
+
 def test_places_are_limited(tmp_path):
     fake = Fake("openai-chat", delay_s=0.1)
     with (

@@ -39,6 +39,7 @@ class Fake:
     url: str = ""
     requests: list[dict] = field(default_factory=list)
     headers: list[dict] = field(default_factory=list)
+    peers: set[int] = field(default_factory=set)
     billed: int = 0
     cancelled: int = 0
     running: int = 0
@@ -51,6 +52,7 @@ class Fake:
         body = await request.json()
         self.requests.append(body)
         self.headers.append(dict(request.headers))
+        self.peers.add(request.client.port)
         fault = self.faults.pop(0) if self.faults else ""
         if fault in ("429", "500", "503", "400", "401"):
             error = {"type": "rate_limit_error" if fault == "429" else "server_error", "message": f"fake {fault}"}

@@ -25,6 +25,8 @@ from slipstream.serve.wire import dumps
 
 KEEP_IDLE_S = 4.0
 """Shorter than servers keep an idle connection (uvicorn and Node: 5 s), so that none closes under a request."""
+END_S = 0.1
+"""How long the end of the body may come after the end of the answer."""
 WHOLE_BYTES = 64 << 20
 ERROR_BYTES = 1 << 20
 PASSED_ON = (400, 413, 422)
@@ -331,6 +333,11 @@ class Attempt:
                 self.upstream.breaker.fail()
             else:
                 self.upstream.breaker.leave()
+        if self._ended and self._blocks is not None:  # the body's end lets the connection be used again
+            with suppress(httpx.HTTPError, TimeoutError):
+                async with asyncio.timeout(END_S):
+                    async for _ in self._blocks:
+                        pass
         if self._response is not None:
             with suppress(httpx.HTTPError, RuntimeError):
                 await self._response.aclose()
