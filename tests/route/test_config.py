@@ -1,6 +1,7 @@
 """Settings of the router: mistakes are found, all of them, on their lines; the commands say so."""
 
 import json
+import re
 import tomllib
 
 import pytest
@@ -96,3 +97,15 @@ def test_check_prints_every_mistake_and_dry_runs_a_request(tmp_path):
     told = json.loads(done.output)
     assert told["choice"] == {"target": "strong", "tier": "default"}
     assert told["dropped"] == ["metadata"]
+
+
+def test_the_documented_settings_are_valid():
+    from pathlib import Path
+
+    from slipstream.route.gateway import make_policies
+
+    page = (Path(__file__).parents[2] / "docs" / "route.md").read_text(encoding="utf-8")
+    settings, keys = re.findall(r"```toml\n(.*?)```", page, re.S)
+    config = read_config(settings + keys.replace("sha256:...", "sha256:" + "0" * 64))
+    assert set(make_policies(config)) == {"auto"}
+    assert config.keys[0].budget.usd == 5.0
