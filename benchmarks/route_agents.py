@@ -163,7 +163,7 @@ def main() -> None:
     for suffix, right in WORLDS.items():
         arms = synthetic(right, TASKS)
         easy, hard = right["fast"]
-        label = f"synthetic tasks, fast model right on {easy:.0%} of easy and {hard:.0%} of hard steps"
+        label = f"modelled: synthetic tasks, fast model right on {easy:.0%} of easy and {hard:.0%} of hard steps"
         told(label, arms)
         rows += rows_of(suffix, label, arms)
         if not suffix:
@@ -175,7 +175,9 @@ def main() -> None:
     if SESSIONS.exists():
         arms = recorded()
         told("recorded, open-loop", arms)
-        rows += rows_of("-recorded", "recorded SmolLM2 agents, assumed speeds and prices, quality unknown", arms)
+        rows += rows_of(
+            "-recorded", "modelled: recorded SmolLM2 agents at assumed speeds and prices, quality unknown", arms
+        )
     for row in rows:
         print(line(row))
     if arguments.write:
