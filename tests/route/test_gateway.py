@@ -153,16 +153,12 @@ def test_settings_are_reloaded_without_dropping_a_stream(tmp_path):
     with targets(old, new), routing(table("a", old) + ROUTE, tmp_path) as router:
         stream = say(router, stream=True)
         text = next(iter(stream)).choices[0].delta.content or ""
-        work = _reload(router.gateway, table("a", new) + ROUTE)
+        work = router.gateway.reload(read_config(table("a", new) + ROUTE))
         asyncio.run_coroutine_threadsafe(work, router.gateway.loop).result(5)
         say(router)
         assert len(new.requests) == 1
         text += "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
         assert text == "".join(TEXT)
-
-
-async def _reload(gateway, text: str) -> None:
-    gateway.reload(read_config(text))
 
 
 def test_two_hundred_streams_at_once_all_get_their_tokens(tmp_path):

@@ -72,11 +72,11 @@ class Tier(_Settings):
 
 
 class Timeouts(_Settings):
-    """Seconds. first_token: from the request to the first token; between_tokens: of a stream; total: of everything."""
+    """Seconds. first_token: of a stream, hidden reasoning included; between_tokens: then; total: of everything."""
 
     connect: Seconds = 5.0
-    first_token: Seconds = 60.0
-    between_tokens: Seconds = 30.0
+    first_token: Seconds = 120.0
+    between_tokens: Seconds = 60.0
     total: Seconds = 600.0
 
 

@@ -100,6 +100,7 @@ class Gateway:
         self.metrics = Metrics()
         self.sessions = Sessions(config.server.sessions, config.server.session_ttl_s)
         self.draining = False
+        self._reloading = asyncio.Lock()
         self._retired: set[asyncio.Task[None]] = set()
         self.live = self._open(config, policies, None)
 
@@ -125,14 +126,16 @@ class Gateway:
         for upstream in self.live.upstreams.values():
             upstream.start_checks()
 
-    def reload(self, config: Config) -> None:
+    async def reload(self, config: Config) -> None:
         """Take other settings from now on; streams that run end with the old ones.
 
-        What needs a restart - address, ledger, sessions - stays. Raises SlipstreamError, and then nothing changes.
+        Models and policies load in a thread, so that streams go on meanwhile. What needs a restart - address, ledger,
+        sessions - stays. Raises SlipstreamError, and then nothing changes.
         """
-        before = self.live
-        after = self._open(config, make_policies(config), before)
-        self.live = after
+        async with self._reloading:
+            before = self.live
+            after = await asyncio.to_thread(lambda: self._open(config, make_policies(config), before))
+            self.live = after
         self.start()
         for name, upstream in before.upstreams.items():
             if after.upstreams.get(name) is not upstream:

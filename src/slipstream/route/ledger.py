@@ -255,7 +255,7 @@ def read_rows(
     """
     if not path.exists():
         raise LedgerError(f"{path}: there is no ledger; `slipstream route CONFIG.toml` writes one")
-    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     db.row_factory = sqlite3.Row
     where, values = ["started >= ?"], [since]
     for name, value in (("id", id), ("route", route)):

@@ -22,13 +22,13 @@ async def watch(gateway: Gateway, path: Path) -> None:
         now = _stamp(path)
         if now != seen:
             seen = now
-            reload_now(gateway, path)
+            await reload_now(gateway, path)
 
 
-def reload_now(gateway: Gateway, path: Path) -> bool:
+async def reload_now(gateway: Gateway, path: Path) -> bool:
     """Whether the settings in `path` are in use now; the log says why not."""
     try:
-        gateway.reload(load_config(path))
+        await gateway.reload(load_config(path))
     except SlipstreamError as error:
         log.error("%s", json.dumps({"event": "reload refused", "error": str(error)}))
         return False

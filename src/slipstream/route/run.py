@@ -55,8 +55,10 @@ def run_router(path: Path, host: str | None = None, port: int | None = None, log
         gateway = Gateway(config)
         server, _ = make_server(gateway)
         watcher = asyncio.create_task(watch(gateway, path))
+        asked: set[asyncio.Task[bool]] = set()
         if hasattr(signal, "SIGHUP"):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_now, gateway, path)
+            start = lambda: asked.add(asyncio.create_task(reload_now(gateway, path)))  # noqa: E731
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, start)
         try:
             await server.serve()
         finally:
