@@ -53,7 +53,7 @@ def screen(state: dict[str, Any]) -> RenderableType:
     )
     saved = [
         f"against all-{arm}: time {one['time_s']:+.1f} s ({one['time_share']:+.0%}), "
-        f"cost ${one['usd']:+.4f} ({one['usd_share']:+.0%}) saved"
+        f"cost {one['usd']:+.4f} USD ({one['usd_share']:+.0%}) saved"
         for arm, one in state["saved"].items()
         if one
     ]
