@@ -51,33 +51,52 @@ def settings(first: Fake, second: Fake, more: str = QUICK) -> str:
     return table("first", first, more) + table("second", second, more) + route
 
 
+@pytest.fixture(scope="module", params=WIRES)
+def shared(request, tmp_path_factory):
+    """A router with a first target of each wire, and a second to fall back on."""
+    first, second = Fake(request.param), Fake("openai-chat")
+    with targets(first, second), routing(settings(first, second), tmp_path_factory.mktemp("ledger")) as router:
+        yield router, first, second
+
+
+@pytest.fixture
+def pair(shared):
+    """The same as if nothing had been asked before."""
+    router, *fakes = shared
+    for fake in fakes:
+        fake.requests, fake.billed = [], 0
+    router.gateway.live.upstreams["first"].breaker.succeed()
+    return shared
+
+
 @pytest.mark.parametrize("fault", BEFORE)
-@pytest.mark.parametrize("wire", WIRES)
-def test_before_the_first_token_another_try_answers(wire, fault, tmp_path):
-    first, second = Fake(wire, faults=[fault] * 2), Fake("openai-chat")
-    with targets(first, second), routing(settings(first, second), tmp_path) as router:
-        began = time.monotonic()
-        assert stream(router, "anthropic") == WHOLE
-        assert time.monotonic() - began < 3
-        (row,) = read_rows(router.config.ledger.path)
-        assert (row["status"], row["target"], row["output"]) == ("ok", "second", 5)
-        assert row["attempts"]
-        assert first.billed + second.billed == 1
+def test_before_the_first_token_another_try_answers(pair, fault):
+    router, first, second = pair
+    first.faults = [fault] * 2
+    began = time.monotonic()
+    assert stream(router, "anthropic") == WHOLE
+    assert time.monotonic() - began < 3
+    first.faults = []
+    row = list(read_rows(router.config.ledger.path))[-1]
+    assert (row["status"], row["target"], row["output"]) == ("ok", "second", 5)
+    assert row["attempts"]
+    assert first.billed + second.billed == 1
 
 
 @pytest.mark.parametrize("fault", AFTER)
 @pytest.mark.parametrize("client", WIRES)
-@pytest.mark.parametrize("wire", WIRES)
-def test_after_the_first_token_there_is_one_clear_error(wire, client, fault, tmp_path):
-    first, second = Fake(wire, faults=[fault]), Fake("openai-chat")
-    with targets(first, second), routing(settings(first, second), tmp_path) as router:
-        with pytest.raises((openai.APIError, anthropic.APIError), match=r"first|fake overload"):
-            stream(router, client)
-        (row,) = read_rows(router.config.ledger.path)
-        assert row["status"] == "failed"
-        assert not second.requests
-        assert row["cost"] is not None
-        assert router.gateway.live.upstreams["first"].running == 0
+def test_after_the_first_token_there_is_one_clear_error(pair, client, fault):
+    router, first, second = pair
+    first.faults = [fault]
+    before = len(list(read_rows(router.config.ledger.path)))
+    with pytest.raises((openai.APIError, anthropic.APIError), match=r"first|fake overload"):
+        stream(router, client)
+    *earlier, row = read_rows(router.config.ledger.path)
+    assert len(earlier) == before
+    assert row["status"] == "failed"
+    assert not second.requests
+    assert row["cost"] is not None
+    assert router.gateway.live.upstreams["first"].running == 0
 
 
 @pytest.mark.parametrize("fault", ["reset", "malformed"])
