@@ -1,12 +1,15 @@
 """The wires by themselves: bytes cut anywhere, calls that interleave, thoughts, ids, and what may not be lost."""
 
 import json
+from contextlib import suppress
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.route.wire import WIRES, read, reply, write_request
+from slipstream.route.sessions import chain_of
+from slipstream.route.wire import WIRES, parse_request, read, reply, write_request
 from slipstream.route.wire.neutral import (
     CallDelta,
     CallStart,
@@ -20,6 +23,7 @@ from slipstream.route.wire.neutral import (
     Usage,
 )
 from slipstream.route.wire.sse import SseReader
+from slipstream.serve.errors import ApiError
 
 NAMES = list(WIRES)
 USAGE = Usage(12, 3, 0, 7)
@@ -154,3 +158,150 @@ def test_errors_keep_their_meaning():
     assert read.failure(None, overloaded).status == 529
     assert read.failure(None, {"error": {"message": "m", "code": 503}}).status == 503
     assert read.failure(429, {"detail": "slow"}).message == "slow"
+
+
+BASE = {
+    "openai-chat": {
+        "model": "m",
+        "stream": True,
+        "messages": [
+            {"role": "system", "content": "s"},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "x"},
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,xx"}},
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "r",
+                "reasoning_details": [{"type": "reasoning.text", "text": "a", "signature": "s", "format": "anthropic"}],
+                "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "ok"},
+        ],
+        "tools": [
+            {
+                "type": "function",
+                "function": {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True},
+            }
+        ],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": True}},
+        "stop": ["x"],
+        "max_tokens": 5,
+        "temperature": 1,
+        "metadata": {"a": "b"},
+        "stream_options": {"include_usage": True},
+        "reasoning_effort": "low",
+        "prompt_cache_key": "k",
+        "parallel_tool_calls": False,
+    },
+    "openai-responses": {
+        "model": "m",
+        "instructions": "i",
+        "input": [
+            {
+                "role": "user",
+                "content": [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "http://x"}],
+            },
+            {
+                "type": "reasoning",
+                "id": "r",
+                "summary": [{"type": "summary_text", "text": "t"}],
+                "encrypted_content": "e",
+            },
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "ok"},
+        ],
+        "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}, "verbosity": "low"},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "include": ["reasoning.encrypted_content"],
+        "max_output_tokens": 5,
+        "metadata": {"a": "b"},
+        "truncation": "disabled",
+        "previous_response_id": None,
+    },
+    "anthropic": {
+        "model": "m",
+        "max_tokens": 5,
+        "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "x"},
+                    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "xx"}},
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "t", "signature": "s"},
+                    {"type": "tool_use", "id": "c", "name": "f", "input": {}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "c",
+                        "content": [{"type": "text", "text": "ok"}],
+                        "is_error": True,
+                    }
+                ],
+            },
+        ],
+        "tools": [{"name": "f", "input_schema": {}, "description": "d"}],
+        "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {}}},
+        "metadata": {"user_id": "u"},
+        "stop_sequences": ["x"],
+        "temperature": 1,
+    },
+}
+
+JUNK = [None, 1, -1, 1.5, True, "", "x", [], {}, [1], ["x"], [[]], [{}], {"a": 1}, {"type": "text"}, [None]]
+
+
+def mutated(body: dict, random: Random) -> dict:
+    """`body` with a value or two replaced by something else, or gone."""
+    body = json.loads(json.dumps(body))
+    places: list[tuple] = []
+
+    def walk(value) -> None:
+        for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+            places.append((value, key))
+            walk(value[key])
+
+    walk(body)
+    for _ in range(random.choice([1, 1, 2])):
+        inside, key = random.choice(places)
+        if isinstance(inside, dict) and random.random() < 0.2:
+            inside.pop(key, None)
+        else:
+            inside[key] = random.choice(JUNK)
+    return body
+
+
+@pytest.mark.parametrize("wire", NAMES)
+def test_a_malformed_request_is_refused_and_never_a_crash(wire):
+    random, refused = Random(0), []
+    for _ in range(500):
+        try:
+            ask = parse_request(wire, mutated(BASE[wire], random))
+            ask.conversation()
+            chain_of(ask)
+            for target in NAMES:
+                with suppress(NotCarried):
+                    json.dumps(write_request(ask, target, reasoning=random.random() < 0.5, max_output=9))
+        except ApiError as error:
+            refused.append(error.status)
+    assert set(refused) == {400}
+    assert len(refused) < 500

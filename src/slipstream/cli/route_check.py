@@ -73,7 +73,7 @@ def _dry_run(
     from slipstream.route.decision import SessionState
     from slipstream.route.gateway import Live
     from slipstream.route.step import dry_run
-    from slipstream.route.wire import WIRES
+    from slipstream.route.wire import parse_request
 
     by_model = {route.model or name: name for name, route in settings.routes.items()}
     if request_path is not None:
@@ -87,7 +87,7 @@ def _dry_run(
             raise SlipstreamError(f"there is no route {route_name!r}; there are {', '.join(settings.routes)}")
         model = next(m for m, name in by_model.items() if route_name in (None, name))
         body, wire = {"model": model, "messages": [{"role": "user", "content": prompt}]}, "openai-chat"
-    return dry_run(Live(settings, {}, policies, by_model), WIRES[wire].parse(body), SessionState("check"))
+    return dry_run(Live(settings, {}, policies, by_model), parse_request(wire, body), SessionState("check"))
 
 
 def _anthropic(body: dict[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from slipstream.route.config import Key
 from slipstream.route.gateway import Gateway, Live
 from slipstream.route.step import Step
-from slipstream.route.wire import WIRES, reply
+from slipstream.route.wire import parse_request, reply
 from slipstream.route.wire.neutral import Ask, Json
 from slipstream.serve.errors import ApiError, invalid
 from slipstream.serve.wire import CLIENT_LEFT, WAITING_S, while_connected
@@ -150,10 +150,7 @@ async def read_ask(request: Request) -> Ask:
     body = await read_json(request)
     if not isinstance(body.get("model"), str):
         raise invalid("missing required parameter: 'model'", "model", "missing_required_parameter")
-    try:
-        return WIRES[PATHS[request.url.path]].parse(body)
-    except (TypeError, AttributeError, KeyError) as error:
-        raise invalid(f"a field has a value of the wrong type: {error}", code="invalid_value") from None
+    return parse_request(PATHS[request.url.path], body)
 
 
 class Relayed(Response):
@@ -230,7 +227,7 @@ async def _count_tokens(request: Request) -> Response:
     live, key = admitted(request)
     body = await read_json(request)
     live.route_of(str(body.get("model")), key)
-    ask = WIRES["anthropic"].parse(body)
+    ask = parse_request("anthropic", body)
     return JSONResponse({"input_tokens": ask.conversation().prompt_tokens})
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slipstream.route.wire import anthropic, chat, read, reply, responses
+from slipstream.route.wire.checks import check
 from slipstream.route.wire.neutral import Ask, Event, Json
 
 
@@ -35,6 +36,11 @@ WIRES = {
         lambda ask: reply.AnthropicWriter(),
     ),
 }  # fmt: skip
+
+
+def parse_request(wire: str, body: Json) -> Ask:
+    """A request of `wire`, its values checked. Raises ApiError 400."""
+    return check(WIRES[wire].parse(body))
 
 
 def write_request(ask: Ask, wire: str, *, reasoning: bool, max_output: int) -> tuple[Json, list[str]]:
