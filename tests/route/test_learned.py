@@ -1,6 +1,7 @@
 """The classifier: what it sees, what it learns, what its file holds. Outcomes here are made up."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -53,6 +54,13 @@ def test_the_form_of_a_question_is_seen():
 def test_any_text_has_finite_features(text):
     assert np.isfinite(features(text)).all()
     assert features(text).shape == (len(FEATURES),)
+
+
+def test_looking_at_a_request_is_quick_whatever_it_holds():
+    for text in ("A. x\n" * 50_000, "word " * 50_000, "(" * 50_000, "A. " + "x" * 50_000):
+        began = time.perf_counter()
+        features(text)
+        assert time.perf_counter() - began < 0.2
 
 
 def test_signals_are_features_too():

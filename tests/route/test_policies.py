@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipstream.route.decision import (
     Catalogue,
@@ -17,7 +19,7 @@ from slipstream.route.decision import (
     Tier,
     ToolCall,
 )
-from slipstream.route.estimate import estimate
+from slipstream.route.estimate import estimate, feasible
 from slipstream.route.policies import POLICIES, make_policy
 
 SLOW = Tier("default", 3.0, 0.3, 15.0, 60.0, 4000.0, 0.5)
@@ -72,6 +74,50 @@ def test_fixed_takes_what_it_is_told_and_lists_the_alternatives():
 )
 def test_no_policy_sends_a_request_where_it_does_not_fit(name, options, large):
     assert make_policy(name, options).decide(large, STATE, CATALOGUE).choice.target == "big"
+
+
+TEXTS = st.sampled_from(["", "mend it", "exit code: 1", "<summary>", "3 failed in 1s", "{}", '{"exit_code": 2}'])
+MESSAGES = st.lists(
+    st.builds(
+        Message,
+        st.sampled_from(["system", "user", "assistant", "tool"]),
+        TEXTS,
+        st.lists(st.builds(ToolCall, st.sampled_from("abc"), st.sampled_from(["run", "read", "edit"]), TEXTS)).map(
+            tuple
+        ),
+        st.sampled_from([None, "a", "b"]),
+        st.sampled_from([None, True, False]),
+        st.integers(0, 1),
+    ),
+    max_size=8,
+)
+CHOICES = st.sampled_from([None, BIG, SMALL, Choice("big", "fast"), Choice("gone", "default")])
+
+
+@given(
+    st.sampled_from(
+        [("stage", PAIR), ("cascade", PAIR), ("judge", PAIR | {"judge": "gone"}), ("budget", {"budget_usd": 1})]
+    ),
+    st.sampled_from(["turn", "step"]),
+    MESSAGES,
+    st.integers(0, 150_000),
+    st.builds(
+        SessionState,
+        st.just("s"),
+        CHOICES,
+        st.dictionaries(st.sampled_from(["big", "small", "gone"]), st.integers(0, 10**6)),
+        CHOICES,
+        CHOICES,
+    ),
+)
+def test_any_conversation_gets_a_choice_that_can_take_it_and_the_same_again(named, each, messages, tokens, state):
+    name, options = named
+    policy = make_policy(name, options | ({"each": each} if name != "budget" else {}))
+    conversation = Conversation(tuple(messages), prompt_tokens=tokens)
+    decision = policy.decide(conversation, state, CATALOGUE)
+    assert decision.choice in feasible(conversation, CATALOGUE)
+    assert decision.reasons
+    assert policy.decide(conversation, state, CATALOGUE) == decision
 
 
 def test_a_request_that_fits_nowhere_is_refused_with_every_reason():

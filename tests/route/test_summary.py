@@ -1,6 +1,7 @@
 """What the ledger tells people: totals, savings, explanations, the live page; and what it teaches."""
 
 import asyncio
+from dataclasses import asdict
 
 import pytest
 from rich.console import Console
@@ -9,10 +10,11 @@ from starlette.testclient import TestClient
 from slipstream.cli.route_top import screen
 from slipstream.route import config, page
 from slipstream.route.app import create_app
-from slipstream.route.decision import RouteError
+from slipstream.route.decision import Conversation, Message, RouteError, ToolCall
 from slipstream.route.gateway import Gateway
+from slipstream.route.learned import features
 from slipstream.route.ledger import Allowance, Ledger, LedgerError
-from slipstream.route.logged import conversation, recorded, train_logged
+from slipstream.route.logged import recorded, train_logged
 from slipstream.route.summary import explain, ledger_of, summary
 
 NOW = 1_000_000.0
@@ -25,19 +27,9 @@ options = {{use = "big"}}
 """
 
 
-def message(role, text, **more):
-    return {"role": role, "text": text, "tool_calls": [], "tool_call_id": None, "is_error": None, "images": 0} | more
-
-
 def texts(*messages):
-    return {
-        "messages": list(messages),
-        "tools": ["run"],
-        "prompt_tokens": 50,
-        "max_tokens": None,
-        "agent": "main",
-        "metadata": {},
-    }
+    """As the gateway writes them."""
+    return asdict(Conversation(messages, ("run",), 50))
 
 
 def row(id, target="small", **more):
@@ -180,16 +172,13 @@ def test_figures_need_a_key_where_keys_are_set(tmp_path):
         assert client.get("/").status_code == 200
 
 
-CALL = {"id": "1", "name": "run", "arguments": "{}"}
+CALL = ToolCall("1", "run", "{}")
 
 
 def step_rows(session, target, text, wrong):
-    first = texts(message("user", text))
-    then = texts(
-        message("user", text),
-        message("assistant", "", tool_calls=[CALL]),
-        message("tool", "x", tool_call_id="1", is_error=wrong),
-    )
+    user = Message("user", text)
+    first = texts(user)
+    then = texts(user, Message("assistant", "", (CALL,)), Message("tool", "x", tool_call_id="1", is_error=wrong))
     return (
         row(f"{session} 1", target, session=session, texts=first),
         row(f"{session} 2", target, session=session, texts=then, started=NOW + 5),
@@ -200,7 +189,7 @@ def test_logged_sessions_can_be_replayed(tmp_path):
     (steps,) = recorded(written(tmp_path, *step_rows("s", "small", "do it", True)))
     assert [len(step.conversation.messages) for step in steps] == [1, 3]
     assert [step.tool_s for step in steps] == [3.0, 0.0]
-    assert conversation(texts(message("user", "x"))).tools == ("run",)
+    assert steps[1].conversation.messages[1].tool_calls == (CALL,)
 
 
 def test_a_ledger_without_texts_teaches_nothing(tmp_path):
@@ -215,8 +204,6 @@ def test_consequences_in_the_ledger_train_a_model(tmp_path):
         wrong = (long and target == "small") != (i % 23 == 0)
         rows += step_rows(f"s{i}", target, "work hard on this " * (9 if long else 1), wrong)
     model = train_logged(written(tmp_path, *rows), "big", "small", share=0.5)
-    from slipstream.route.learned import features
-
     hard, easy = (float(model.gain(features("work hard on this " * n)[None])[0]) for n in (9, 1))
     assert hard > model.threshold - 1e-9 > easy
     with pytest.raises(RouteError, match="0 logged steps of other"):

@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -26,8 +26,9 @@ import numpy.typing as npt
 from slipstream.route.decision import Conversation, RouteError
 from slipstream.route.trajectory import Signals
 
+MOST_OPTIONS = 10
 FORMAT = "slipstream-route-1"
-LONGEST = 20_000  # characters of a text that are looked at, so that a pasted file costs no more than this
+LONGEST = 8_000  # characters of a text that are looked at, so that a pasted file costs no more than this
 Floats = npt.NDArray[np.float32]
 
 _OPTION = re.compile(r"^\(?([A-J])[.):]\s+(.*?)(?=^\(?[A-J][.):]\s|^Answer:|\Z)", re.M | re.S)
@@ -80,7 +81,7 @@ def newest_request(conversation: Conversation) -> str:
 
 def _of_text(text: str) -> list[float]:
     text = text[:LONGEST]
-    options = [found[2].strip() for found in _OPTION.finditer(text)]
+    options = [found[2].strip() for found in islice(_OPTION.finditer(text), MOST_OPTIONS)]
     first = _OPTION.search(text)
     stem = text[: first.start()] if first and len(options) > 1 else text
     options = options if len(options) > 1 else []

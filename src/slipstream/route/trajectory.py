@@ -29,6 +29,7 @@ _EXIT = re.compile(
     r"[:= ]+(-?\d+)[\])>.]?",
     re.I,
 )
+_CODES = ("exit_code", "exitCode", "returncode", "exit_status")
 _COUNTED = re.compile(r"\b(\d+) (?:failed|errors?|failures?)\b|\((?:failures|errors)=\d", re.I)
 _VERDICT = re.compile(
     r"=*\s*(?:\d+ (?:passed|failed|errors?|skipped|xfailed|warnings?|deselected)(?:, | |$))+(?:in .*)?=*"  # pytest
@@ -127,19 +128,20 @@ def exit_code(text: str) -> int | None:
     """The exit code that a tool's result states of itself; None where it states none."""
     stripped = text.strip()
     if stripped.startswith("{") and stripped.endswith("}"):
+        if not any(key in stripped for key in _CODES):
+            return None
         try:
             said = json.loads(stripped)
         except ValueError:
             said = {}
         nested = said.get("metadata") if isinstance(said.get("metadata"), dict) else {}
-        for key in ("exit_code", "exitCode", "returncode", "exit_status"):
+        for key in _CODES:
             code = said.get(key, nested.get(key))
             if isinstance(code, int) and not isinstance(code, bool):
                 return code
         return None
-    lines = stripped.splitlines()
-    for line in lines[:1] + lines[-1:]:
-        if found := _EXIT.fullmatch(line.strip()):
+    for line in (stripped.partition("\n")[0], stripped.rpartition("\n")[2]):
+        if found := _EXIT.fullmatch(line.strip()[:100]):
             return int(found[1])
     return None
 
@@ -148,7 +150,7 @@ def tests_verdict(result: Message, call: ToolCall) -> bool | None:
     """Whether tests passed, where the call ran tests; by their closing lines, else by the exit code."""
     if _shows(call) or not TESTS.search(f"{call.name} {call.arguments}"):
         return None
-    for line in reversed(result.text.strip().splitlines()[-8:]):
+    for line in reversed(result.text[-4000:].strip().splitlines()[-8:]):
         line = line.strip()[:300]
         if _VERDICT.fullmatch(line):
             counts = [count for count in _COUNTED.findall(line) if count != "0"]
@@ -165,8 +167,8 @@ def _shows(call: ToolCall) -> bool:
 
 
 def _repeats(results: Sequence[Message], calls: dict[str, ToolCall]) -> int:
-    def key(result: Message) -> tuple[str, str, str]:
+    def key(result: Message) -> tuple[str, str]:
         call = calls.get(result.tool_call_id or "", ToolCall("", "", ""))
-        return call.name, "".join(call.arguments.split()), result.text
+        return call.name, "".join(call.arguments.split())
 
-    return sum(key(result) == key(results[-1]) for result in results[:-1]) if results else 0
+    return sum(one.text == results[-1].text and key(one) == key(results[-1]) for one in results[:-1])

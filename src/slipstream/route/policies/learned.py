@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import field, replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import Field
@@ -34,7 +34,7 @@ class Learned(Pair):
     def __post_init__(self) -> None:
         if self.threshold is not None and self.share is not None:
             raise RouteError("policy learned: give threshold or share, not both")
-        model = _loaded(self.model)
+        model = _loaded(self.model, self.model.stat().st_mtime_ns if self.model.exists() else 0)
         object.__setattr__(self, "_model", model)
         least = model.threshold if self.share is None else model.threshold_at(self.share)
         object.__setattr__(self, "_least", least if self.threshold is None else self.threshold)
@@ -51,6 +51,7 @@ class Learned(Pair):
         return replace(decision, judge_time_s=time.perf_counter() - started)
 
 
-@cache
-def _loaded(path: Path) -> Model:
+@lru_cache(maxsize=16)
+def _loaded(path: Path, changed_ns: int) -> Model:
+    """One copy for all routes; a file that was trained anew is read anew."""
     return load(path)
