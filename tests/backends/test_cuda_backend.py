@@ -40,7 +40,7 @@ def small():
 
 
 def backend(spec, **options):
-    dtype = torch.bfloat16 if GPU else torch.float32
+    dtype = torch.float16 if GPU else torch.float32
     return CudaBackend(spec, weights=load(spec, None, torch.device(DEVICE), dtype), device=DEVICE, **options)
 
 

@@ -8,7 +8,7 @@ if not (importlib.util.find_spec("torch") and importlib.util.find_spec("triton")
     pytest.skip("needs torch and triton", allow_module_level=True)
 import torch
 
-from slipstream.backends.cuda.persistent import FRAGMENT, largest_chunk, pack, plan, tile_rows
+from slipstream.backends.cuda.persistent import FRAGMENT, PAIR, invertible, largest_chunk, pack, piece, plan, tile_rows
 from slipstream.backends.cuda.weights import load
 from slipstream.models.spec import Attention, FeedForward, Layer, ModelSpec, Rope
 
@@ -41,24 +41,25 @@ def test_every_block_finds_its_tiles_in_the_order_it_computes_them(chunk):
     for b in range(BLOCKS):
         at = int(begin[b]) // (2 * FRAGMENT)
 
-        def take(matrix, kind, tiles, k, step):
+        def take(matrix, kind, tiles, k, step, group=PAIR):
             nonlocal at
             found = {t: [] for t in tiles}
-            for _ in range(k // step):
-                for t in tiles:
-                    found[t].append(stream[at : at + step // 16])
-                    at += step // 16
+            for first in range(0, len(tiles), group):
+                for _ in range(k // step):
+                    for t in tiles[first : first + group]:
+                        found[t].append(stream[at : at + step // 16])
+                        at += step // 16
             for t in tiles:
                 rows = tile_rows(kind, s)[t]
                 assert torch.equal(unpacked(torch.cat(found[t]).float()), matrix[rows].float())
                 seen[kind] += 1
 
         for i, layer in enumerate(w.layers):
-            take(layer.qkv, "qkv", p.tiles[2 * i][b], s.hidden, s.hidden)
-            take(layer.o, "stream", p.owned[b], 128, 128)
-            take(layer.gate_up, "gate_up", p.tiles[2 * i + 1][b], s.hidden, s.hidden)
-            take(layer.down, "stream", p.owned[b], 96, chunk)
-        take(w.head, "head", p.tiles[-1][b], s.hidden, s.hidden)
+            take(layer.qkv, "qkv", p.tiles[2 * i][b], s.hidden, piece(s.hidden))
+            take(layer.o, "stream", p.owned[b], 128, piece(128))
+            take(layer.gate_up, "gate_up", p.tiles[2 * i + 1][b], s.hidden, piece(s.hidden))
+            take(layer.down, "stream", p.owned[b], 96, chunk, group=len(p.owned[0]))
+        take(w.head, "head", p.tiles[-1][b], s.hidden, piece(s.hidden))
     assert seen == {"qkv": 2 * 16, "stream": 2 * 2 * 7, "gate_up": 2 * 12, "head": 4}
 
 
@@ -76,3 +77,12 @@ def test_blocks_carry_about_the_same_weight():
 
 def test_the_down_projections_chunk_divides_its_input():
     assert [largest_chunk(n) for n in (96, 1536, 8192, 14336, 11008)] == [96, 1536, 2048, 2048, 256]
+
+
+def test_a_norms_tiny_weights_move_into_the_matrix_behind_it():
+    norm, w = torch.tensor([2.0, -0.5, 0.0, -1e-5]), torch.randn(3, 4)
+    (kept, inverse), moved = invertible(norm, w)
+    assert torch.allclose(kept * moved, norm * w)
+    assert torch.allclose(kept * inverse, torch.ones(4))
+    assert kept[:2].tolist() == norm[:2].tolist()
+    assert kept.abs().min() > 1e-3

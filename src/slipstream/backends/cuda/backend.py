@@ -48,6 +48,7 @@ class CudaBackend:
 
     tensors: the checkpoint's, or None for random weights. prefill_mode: "exact" keeps a token's numbers the same in any
     chunking; "fast" uses library kernels for long prompts. engine: "persistent", "chain" or "auto".
+    dtype: of weights, caches and the tensor cores' operands; float16 is eight times finer than bfloat16.
     pdl: programmatic dependent launch between the chain's kernels. device "cpu" is Triton's interpreter, for tests.
     """
 
@@ -63,7 +64,7 @@ class CudaBackend:
         prefill_mode: Literal["fast", "exact"] = "fast",
         engine: Literal["auto", "persistent", "chain"] = "auto",
         pdl: bool = True,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: torch.dtype = torch.float16,
     ) -> None:
         self.spec, self.device = spec, _open(device)
         check(spec)

@@ -5,22 +5,25 @@
 // into a ring in shared memory (bulk copies completing on mbarriers) and never waits for the other blocks: memory
 // keeps streaming while activations travel.
 //
-// Activations. Every value is published once a pass into its own place in an arena that holds the sentinel 0xFFFF, a
-// bf16 NaN that no conversion makes; a reader polls the value itself, so there is no barrier and no fence. Two arenas
-// alternate by pass: while one is used the other is reset, and the kernel boundary orders the two.
+// Activations. Every value is published once a pass into its own place in an arena full of ones, a NaN that no
+// arithmetic makes; a reader polls the value itself, so there is no barrier and no fence. Two arenas alternate by pass:
+// while one is used the other is reset, and the kernel boundary orders the two.
+//
+// Numbers. Operands of the tensor cores have 16 bits: fp16 where HALF, eight times finer than bf16, else bf16. The
+// residual stream travels in fp32; sums are fp32.
 //
 // Rows. Tiles, the order of every sum and the splits of attention are fixed by the model and by absolute positions,
 // never by how many rows ride along: a row has the same bits in any company. NT tiles of 8 rows are compiled in.
 //
-// Sizes come as macros: GRID LAYERS HIDDEN HEADS KV_HEADS HD INNER VOCAB NT OWNED CHUNK SMEM EPS SCALE BIAS.
+// Sizes come as macros: GRID LAYERS HIDDEN HEADS KV_HEADS HD INNER VOCAB NT OWNED CHUNK SMEM EPS SCALE BIAS HALF.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 struct Layer {
-    const float* attention_norm;
-    const float* ffn_norm;
+    const float* attention_norm;  // then its inverse, HIDDEN each
+    const float* ffn_norm;        // likewise
     const u16* bias;
     const float* cos_sin;
     float* tap;  // null, or (ROWS, HIDDEN): where the residual stream after this layer is left
@@ -35,7 +38,7 @@ struct Args {
     const int* owned;         // (GRID, OWNED + 1) how many tiles of the residual stream, then their numbers
     const Layer* layers;
     const u16* embed;
-    const float* final_norm;
+    const float* final_norm;  // likewise
     const int* row_tokens;
     const int* state;
     u16* keys;    // (LAYERS, KV_HEADS, positions, HD)
@@ -62,18 +65,20 @@ constexpr int SLOT_BYTES = max_of(max_of(piece(HIDDEN), piece(ATT)), piece(INNER
 constexpr int X_BYTES = max_of(X_ROWS * pitch(max_of(max_of(HIDDEN, ATT), CHUNK)), WARPS * 16 * (HD + 4) * 4);
 constexpr int RED_FLOATS = WARPS * NT * 128;
 constexpr int SS_FLOATS = X_ROWS * (HIDDEN / 8), H_FLOATS = OWNED * X_ROWS * 16;
-constexpr int REDS = NT == 1 ? 3 : 2;  // tiles whose partial sums may wait to be summed
-constexpr int FIXED = X_BYTES + (REDS * RED_FLOATS + H_FLOATS + SS_FLOATS + ROWS) * 4;
+constexpr int REDS = 2;  // pairs of tiles whose partial sums may wait to be summed
+constexpr int FIXED = X_BYTES + (2 * REDS * RED_FLOATS + H_FLOATS + SS_FLOATS + ROWS) * 4;
+constexpr int PIECES = CHUNK / piece(INNER), TOGETHER = PIECES % 3 == 0 ? 3 : PIECES % 2 == 0 ? 2 : 1;
 constexpr int SLOTS = (SMEM - FIXED) / (SLOT_BYTES + 16);  // of the ring: all the shared memory that is left
-constexpr int SMEM_X = SLOTS * SLOT_BYTES, SMEM_RED = SMEM_X + X_BYTES, SMEM_H = SMEM_RED + REDS * RED_FLOATS * 4;
+constexpr int SMEM_X = SLOTS * SLOT_BYTES, SMEM_RED = SMEM_X + X_BYTES, SMEM_H = SMEM_RED + 2 * REDS * RED_FLOATS * 4;
 constexpr int SMEM_SS = SMEM_H + H_FLOATS * 4, SMEM_RSTD = SMEM_SS + SS_FLOATS * 4, SMEM_BARS = SMEM_RSTD + ROWS * 4;
-// An arena's layer: a record a row (qkv, the stream after attention, inner activations, the stream after the
-// feed-forward), new values transposed, then attention's parts, a record (ATT bf16, HEADS float) a split and row.
+// An arena's layer: a record a row (qkv, x after attention, inner activations, x after the feed-forward; x is the
+// stream times the next norm's weights), new values transposed, then attention's parts, a record (ATT halves, HEADS
+// float) a split and row.
 constexpr int AT_MID = QKV * 2, AT_INNER = AT_MID + HIDDEN * 2, AT_OUT = AT_INNER + INNER * 2;
 constexpr int ROW_BYTES = AT_OUT + HIDDEN * 2, V_BYTES = KV_HEADS * HD * V_SLOTS * 2;
 constexpr int PART_BYTES = ATT * 2 + (HEADS * 4 + 15) / 16 * 16;
 constexpr int AT_V = ROWS * ROW_BYTES, AT_PARTS = AT_V + V_BYTES;
-static_assert(SLOTS >= 2, "activations leave no room for weights in shared memory");
+static_assert(OWNED <= REDS && SLOTS >= max_of(TOGETHER, 2), "activations leave no room for weights in shared memory");
 static_assert(HIDDEN % 16 == 0 && INNER % CHUNK == 0 && CHUNK % piece(INNER) == 0 && VOCAB % 16 == 0 && HD % 32 == 0);
 
 // ---- memory and synchronisation primitives
@@ -148,11 +153,26 @@ __device__ __forceinline__ void until(Load load) {
 
 // ---- numbers
 
+#if HALF
+#define OPERAND "f16"
+__device__ __forceinline__ float low(u32 v) {
+    float x;
+    asm("{\n.reg .f16 a, b;\nmov.b32 {a, b}, %1;\ncvt.f32.f16 %0, a;\n}" : "=f"(x) : "r"(v));
+    return x;
+}
+__device__ __forceinline__ float high(u32 v) {
+    float x;
+    asm("{\n.reg .f16 a, b;\nmov.b32 {a, b}, %1;\ncvt.f32.f16 %0, b;\n}" : "=f"(x) : "r"(v));
+    return x;
+}
+#else
+#define OPERAND "bf16"
 __device__ __forceinline__ float low(u32 v) { return __uint_as_float(v << 16); }
 __device__ __forceinline__ float high(u32 v) { return __uint_as_float(v & 0xFFFF0000u); }
+#endif
 __device__ __forceinline__ u32 pack(float lo, float hi) {
     u32 v;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
+    asm("cvt.rn." OPERAND "x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
     return v;
 }
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -162,7 +182,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
 }
 __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        "mma.sync.aligned.m16n8k16.row.col.f32." OPERAND "." OPERAND ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
@@ -173,32 +193,72 @@ struct Stream {
     u32 bars;
     u32 phase = 0;
     int slot = 0;
-    // Adds the products of one piece of a tile with x; this warp takes every eighth k-step. Two chains of sums, even
-    // and odd steps, so that one product does not wait for the one before.
+    // A warp takes every eighth k-step of a piece.
+    static BOTH int most(int steps) { return (steps + WARPS - 1) / WARPS; }
     template <int STEPS>
-    __device__ __forceinline__ void multiply(float (&acc)[2][NT][4], const char* smem, const char* x, int x_pitch) {
+    __device__ __forceinline__ void load_x(uint2 (&v)[most(STEPS)][NT], const char* x, int x_pitch) {
         const int warp = thread() >> 5, lane = thread() & 31;
-        const char* w = smem + slot * SLOT_BYTES + warp * 512 + lane * 16;
         const char* b = x + (lane >> 2) * x_pitch + (lane & 3) * 8 + warp * 32;
-        constexpr int MOST = (STEPS + WARPS - 1) / WARPS;
-        uint4 a[MOST];
-        uint2 v[MOST][NT];
 #pragma unroll
-        for (int i = 0; i < MOST; ++i)
+        for (int i = 0; i < most(STEPS); ++i)
 #pragma unroll
             for (int n = 0; n < NT; ++n) v[i][n] = *(const uint2*)(b + n * 8 * x_pitch + i * WARPS * 32);
-        bar_wait(bars + slot * 8, phase);
+    }
+    template <int STEPS>
+    __device__ __forceinline__ void load_weights(uint4 (&w)[most(STEPS)], const char* smem, int ahead) {
+        const int warp = thread() >> 5, lane = thread() & 31, wraps = slot + ahead >= SLOTS;
+        const int at = slot + ahead - (wraps ? SLOTS : 0);
+        const char* from = smem + at * SLOT_BYTES + warp * 512 + lane * 16;
+        bar_wait(bars + at * 8, phase ^ wraps);
 #pragma unroll
-        for (int i = 0; i < MOST; ++i)
-            if ((i + 1) * WARPS <= STEPS || warp + i * WARPS < STEPS) a[i] = *(const uint4*)(w + i * WARPS * 512);
+        for (int i = 0; i < most(STEPS); ++i)
+            if ((i + 1) * WARPS <= STEPS || warp + i * WARPS < STEPS) w[i] = *(const uint4*)(from + i * WARPS * 512);
+    }
+    // Adds products of a piece to four chains of sums, `first` the chain of the first step, so that no product waits
+    // for the one before.
+    template <int STEPS, int CHAINS>
+    __device__ __forceinline__ void add(float (&acc)[CHAINS][NT][4], const uint4 (&w)[most(STEPS)],
+                                        const uint2 (&v)[most(STEPS)][NT], int first) {
+        const int warp = thread() >> 5;
 #pragma unroll
-        for (int i = 0; i < MOST; ++i)
+        for (int i = 0; i < most(STEPS); ++i)
             if ((i + 1) * WARPS <= STEPS || warp + i * WARPS < STEPS)
 #pragma unroll
-                for (int n = 0; n < NT; ++n) mma(acc[i & 1][n], a[i].x, a[i].y, a[i].z, a[i].w, v[i][n].x, v[i][n].y);
+                for (int n = 0; n < NT; ++n)
+                    mma(acc[(first + i) % CHAINS][n], w[i].x, w[i].y, w[i].z, w[i].w, v[i][n].x, v[i][n].y);
+    }
+    __device__ __forceinline__ void release(int count) {
         __syncwarp();
-        if (lane == 0) bar_arrive(bars + (SLOTS + slot) * 8);
-        if (++slot == SLOTS) slot = 0, phase ^= 1;
+        for (int i = 0; i < count; ++i) {
+            if ((thread() & 31) == 0) bar_arrive(bars + (SLOTS + slot) * 8);
+            if (++slot == SLOTS) slot = 0, phase ^= 1;
+        }
+    }
+    // One piece of a tile, or of two tiles, with the same piece of x.
+    template <int STEPS>
+    __device__ __forceinline__ void multiply(float (&acc)[2][2][NT][4], bool two, const char* smem, const char* x,
+                                             int x_pitch) {
+        uint4 w0[most(STEPS)] = {}, w1[most(STEPS)] = {};
+        uint2 v[most(STEPS)][NT];
+        load_x<STEPS>(v, x, x_pitch);
+        load_weights<STEPS>(w0, smem, 0);
+        if (two) load_weights<STEPS>(w1, smem, 1);
+        add<STEPS>(acc[0], w0, v, 0);
+        if (two) add<STEPS>(acc[1], w1, v, 0);
+        release(1 + two);
+    }
+    // N pieces of one tile with as many of x, side by side.
+    template <int STEPS, int N>
+    __device__ __forceinline__ void multiply_row(float (&acc)[4][NT][4], const char* smem, const char* x, int x_pitch) {
+        uint4 w[N][most(STEPS)] = {};
+        uint2 v[N][most(STEPS)][NT];
+#pragma unroll
+        for (int s = 0; s < N; ++s) load_x<STEPS>(v[s], x + s * STEPS * 32, x_pitch);
+#pragma unroll
+        for (int s = 0; s < N; ++s) load_weights<STEPS>(w[s], smem, s);
+#pragma unroll
+        for (int s = 0; s < N; ++s) add<STEPS>(acc, w[s], v[s], s * most(STEPS));
+        release(N);
     }
 };
 
@@ -224,53 +284,71 @@ struct Block {
 
     // ---- activations into shared memory
 
-    // x = row * norm for every row; the sum of squares of each 8 values goes aside for `finish_norm`.
-    // `source` gives the address of 8 values. Several are asked for before the first is waited for.
-    template <class Source>
-    __device__ __forceinline__ void load_normed(const float* norm, Source source) {
+    // Warps share the rows evenly: of row tile n, a row has 8, 4, 2 or 1 of them. `batch(row, chunk, first,
+    // shift)` runs for every BATCH of a thread's chunks: chunk + (j << shift) below CHUNKS; where even first +
+    // (j << shift) is not, no thread has a j-th, and the code is skipped.
+    template <int CHUNKS, int BATCH, class Batch>
+    __device__ __forceinline__ void share_rows(Batch batch) {
+#pragma unroll 1
+        for (int n = 0; n < (NT == 1 ? 1 : (rows + 7) / 8); ++n) {
+            const int left = rows - n * 8, shift = left > 4 ? 5 : left > 2 ? 6 : left > 1 ? 7 : 8;
+            const int row = n * 8 + (thread() >> shift), at = thread() & ((1 << shift) - 1);
+#pragma unroll 1
+            for (int first = 0; first < CHUNKS; first += BATCH << shift)
+                batch(row, row < rows ? first + at : CHUNKS, first, shift);
+        }
+    }
+    // x of every row, the stream times the norm's weights: polled at `from`, or where that is null made of the embedding.
+    // The sum of squares of the stream, 8 values each, goes aside for `finish_norm`.
+    __device__ __forceinline__ void load_normed(const float* norm, const char* from) {
         constexpr int CHUNKS = HIDDEN / 8, BATCH = 3;
         float* squares = (float*)(smem + SMEM_SS);
-        const int total = rows * CHUNKS;
-#pragma unroll 1
-        for (int first = 0; first < total; first += BATCH * THREADS) {
-            const int i0 = first + thread();
-            float4 n0[BATCH], n1[BATCH];
-            uint4 v[BATCH];
+        const float* inverse = norm + HIDDEN;
+        share_rows<CHUNKS, BATCH>([&](int row, int chunk, int first, int shift) {
+            float4 n[BATCH][2] = {};
+            uint4 v[BATCH] = {};
 #pragma unroll
             for (int j = 0; j < BATCH; ++j) {
-                if (first + j * THREADS >= total) continue;  // the same for all threads: skips the code
-                const int k = (i0 + j * THREADS) % CHUNKS * 8;
-                n0[j] = __ldg((const float4*)(norm + k)), n1[j] = __ldg((const float4*)(norm + k + 4));
+                const int k = chunk + (j << shift);
+                if (first + (j << shift) >= CHUNKS || k >= CHUNKS) continue;
+                n[j][0] = __ldg((const float4*)(inverse + k * 8)), n[j][1] = __ldg((const float4*)(inverse + k * 8 + 4));
             }
-            until([&] {
-                Seen seen;
+            if (from)
+                until([&] {
+                    Seen seen;
+#pragma unroll
+                    for (int j = 0; j < BATCH; ++j) {
+                        const int k = chunk + (j << shift);
+                        if (first + (j << shift) >= CHUNKS || k >= CHUNKS) continue;
+                        v[j] = poll_load16(from + row * ROW_BYTES + k * 16);
+                        seen.add(v[j]);
+                    }
+                    return seen.all();
+                });
+            else
 #pragma unroll
                 for (int j = 0; j < BATCH; ++j) {
-                    if (first + j * THREADS >= total) continue;
-                    const int i = i0 + j * THREADS;
-                    if (i < total) v[j] = poll_load16(source(i / CHUNKS, i % CHUNKS * 8)), seen.add(v[j]);
+                    const int k = chunk + (j << shift);
+                    if (first + (j << shift) >= CHUNKS || k >= CHUNKS) continue;
+                    const uint4 e = __ldg((const uint4*)(a.embed + (u64)a.row_tokens[row] * HIDDEN + k * 8));
+                    const float4 n0 = __ldg((const float4*)(norm + k * 8)), n1 = __ldg((const float4*)(norm + k * 8 + 4));
+                    v[j] = make_uint4(pack(low(e.x) * n0.x, high(e.x) * n0.y), pack(low(e.y) * n0.z, high(e.y) * n0.w),
+                                      pack(low(e.z) * n1.x, high(e.z) * n1.y), pack(low(e.w) * n1.z, high(e.w) * n1.w));
                 }
-                return seen.all();
-            });
 #pragma unroll
             for (int j = 0; j < BATCH; ++j) {
-                if (first + j * THREADS >= total) continue;
-                const int i = i0 + j * THREADS, row = i / CHUNKS, k = i % CHUNKS * 8;
-                if (i >= total) continue;
-                const float h[8] = {low(v[j].x), high(v[j].x), low(v[j].y), high(v[j].y),
-                                    low(v[j].z), high(v[j].z), low(v[j].w), high(v[j].w)};
+                const int k = chunk + (j << shift);
+                if (first + (j << shift) >= CHUNKS || k >= CHUNKS) continue;
+                *(uint4*)(smem + SMEM_X + row * pitch(HIDDEN) + k * 16) = v[j];
+                const float h[8] = {low(v[j].x) * n[j][0].x, high(v[j].x) * n[j][0].y, low(v[j].y) * n[j][0].z,
+                                    high(v[j].y) * n[j][0].w, low(v[j].z) * n[j][1].x, high(v[j].z) * n[j][1].y,
+                                    low(v[j].w) * n[j][1].z, high(v[j].w) * n[j][1].w};
                 float s = 0;
 #pragma unroll
                 for (int e = 0; e < 8; ++e) s += h[e] * h[e];
-                squares[i] = s;
-                *(uint4*)(smem + SMEM_X + row * pitch(HIDDEN) + k * 2) =
-                    make_uint4(pack(h[0] * n0[j].x, h[1] * n0[j].y), pack(h[2] * n0[j].z, h[3] * n0[j].w),
-                               pack(h[4] * n1[j].x, h[5] * n1[j].y), pack(h[6] * n1[j].z, h[7] * n1[j].w));
+                squares[row * CHUNKS + k] = s;
             }
-        }
-    }
-    __device__ __forceinline__ void load_stream(const char* from, const float* norm) {
-        load_normed(norm, [&](int row, int k) { return from + row * ROW_BYTES + k * 2; });
+        });
     }
     __device__ __forceinline__ void finish_norm() {
         constexpr int CHUNKS = HIDDEN / 8;
@@ -287,63 +365,53 @@ struct Block {
         }
     }
     __device__ __forceinline__ void load_inner(const char* p, int k0) {
-        constexpr int CHUNKS = CHUNK / 8, BATCH = 3;
-        const int total = rows * CHUNKS;
-#pragma unroll 1
-        for (int first = 0; first < total; first += BATCH * THREADS) {
-            const int i0 = first + thread();
-            uint4 v[BATCH];
+        constexpr int CHUNKS = CHUNK / 8, BATCH = NT == 1 ? 6 : 3;
+        share_rows<CHUNKS, BATCH>([&](int row, int chunk, int first, int shift) {
+            uint4 v[BATCH] = {};
             until([&] {
                 Seen seen;
 #pragma unroll
                 for (int j = 0; j < BATCH; ++j) {
-                    if (first + j * THREADS >= total) continue;
-                    const int i = i0 + j * THREADS;
-                    if (i >= total) continue;
-                    v[j] = poll_load16(p + i / CHUNKS * ROW_BYTES + AT_INNER + (k0 + i % CHUNKS * 8) * 2);
+                    const int k = chunk + (j << shift);
+                    if (first + (j << shift) >= CHUNKS || k >= CHUNKS) continue;
+                    v[j] = poll_load16(p + row * ROW_BYTES + AT_INNER + (k0 + k * 8) * 2);
                     seen.add(v[j]);
                 }
                 return seen.all();
             });
 #pragma unroll
             for (int j = 0; j < BATCH; ++j) {
-                if (first + j * THREADS >= total) continue;
-                const int i = i0 + j * THREADS;
-                if (i < total) *(uint4*)(smem + SMEM_X + i / CHUNKS * pitch(CHUNK) + i % CHUNKS * 16) = v[j];
+                const int k = chunk + (j << shift);
+                if (first + (j << shift) >= CHUNKS || k >= CHUNKS) continue;
+                *(uint4*)(smem + SMEM_X + row * pitch(CHUNK) + k * 16) = v[j];
             }
-        }
+        });
     }
     // Attention's parts merged in order of position, weighted by their share of the softmax sum.
     __device__ __forceinline__ void load_merged(const char* p, int first, int last) {
         constexpr int CHUNKS = ATT / 8, BATCH = 3, PARTS = 3;
-        const int total = rows * CHUNKS;
-#pragma unroll 1
-        for (int begin = 0; begin < total; begin += BATCH * THREADS) {
-            const int i0 = begin + thread();
+        constexpr u32 NONE = 0xF149F2CAu;  // -1e30f: a part that is not there has no share
+        share_rows<CHUNKS, BATCH>([&](int row, int chunk, int begin, int shift) {
             float top[BATCH], sum[BATCH], acc[BATCH][8];
-#pragma unroll
-            for (int b = 0; b < BATCH; ++b) {
-                top[b] = -1e30f, sum[b] = 0;
-#pragma unroll
-                for (int e = 0; e < 8; ++e) acc[b][e] = 0;
-            }
+            // Groups of parts stand at absolute places, so that what a row's neighbours see does not regroup its sums.
 #pragma unroll 1
-            for (int s0 = first; s0 < last; s0 += PARTS) {
-                uint4 v[BATCH][PARTS];
+            for (int s0 = first / PARTS * PARTS; s0 < last; s0 += PARTS) {
+                uint4 v[BATCH][PARTS] = {};
                 u32 l[BATCH][PARTS];
                 until([&] {
                     Seen seen;
                     bool ready = true;
 #pragma unroll
                     for (int b = 0; b < BATCH; ++b) {
-                        if (begin + b * THREADS >= total) continue;
-                        const int i = i0 + b * THREADS, k = i % CHUNKS * 8;
-                        const char* part = p + AT_PARTS + (s0 * ROWS + i / CHUNKS) * PART_BYTES;
+                        const int k = chunk + (b << shift);
+                        if (begin + (b << shift) >= CHUNKS) continue;
+                        const char* part = p + AT_PARTS + (u64)(s0 * ROWS + row) * PART_BYTES;
 #pragma unroll
                         for (int j = 0; j < PARTS; ++j, part += ROWS * PART_BYTES) {
-                            if (i >= total || s0 + j >= last) continue;
-                            v[b][j] = poll_load16(part + k * 2);
-                            l[b][j] = poll_load4(part + ATT * 2 + k / HD * 4);
+                            l[b][j] = NONE;
+                            if (s0 + j < first || s0 + j >= last || k >= CHUNKS) continue;
+                            v[b][j] = poll_load16(part + k * 16);
+                            l[b][j] = poll_load4(part + ATT * 2 + k * 8 / HD * 4);
                             seen.add(v[b][j]);
                             ready &= l[b][j] != ~0u;
                         }
@@ -352,49 +420,68 @@ struct Block {
                 });
 #pragma unroll
                 for (int b = 0; b < BATCH; ++b) {
-                    if (begin + b * THREADS >= total) continue;
+                    if (begin + (b << shift) >= CHUNKS) continue;
+                    if (s0 <= first) {
+                        top[b] = -1e30f, sum[b] = 0;
+#pragma unroll
+                        for (int e = 0; e < 8; ++e) acc[b][e] = 0;
+                    } else {
+                        float next = top[b];
+#pragma unroll
+                        for (int j = 0; j < PARTS; ++j) next = fmaxf(next, __uint_as_float(l[b][j]));
+                        const float fade = exp2_fast(top[b] - next);
+                        sum[b] *= fade;
+#pragma unroll
+                        for (int e = 0; e < 8; ++e) acc[b][e] *= fade;
+                    }
+#pragma unroll
+                    for (int j = 0; j < PARTS; ++j) top[b] = fmaxf(top[b], __uint_as_float(l[b][j]));
 #pragma unroll
                     for (int j = 0; j < PARTS; ++j) {
-                        if (s0 + j >= last) continue;
                         const uint4 x = v[b][j];
-                        const float m = __uint_as_float(l[b][j]), next = fmaxf(top[b], m);
-                        const float fade = exp2_fast(top[b] - next), share = exp2_fast(m - next);
-                        const float o[8] = {low(x.x), high(x.x), low(x.y), high(x.y),
-                                            low(x.z), high(x.z), low(x.w), high(x.w)};
-                        sum[b] = sum[b] * fade + share;
-#pragma unroll
-                        for (int e = 0; e < 8; ++e) acc[b][e] = acc[b][e] * fade + share * o[e];
-                        top[b] = next;
+                        const float share = exp2_fast(__uint_as_float(l[b][j]) - top[b]);
+                        sum[b] += share;
+                        acc[b][0] += share * low(x.x), acc[b][1] += share * high(x.x);
+                        acc[b][2] += share * low(x.y), acc[b][3] += share * high(x.y);
+                        acc[b][4] += share * low(x.z), acc[b][5] += share * high(x.z);
+                        acc[b][6] += share * low(x.w), acc[b][7] += share * high(x.w);
                     }
                 }
             }
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {
-                if (begin + b * THREADS >= total) continue;
-                const int i = i0 + b * THREADS;
-                if (i >= total) continue;
+                const int k = chunk + (b << shift);
+                if (begin + (b << shift) >= CHUNKS || k >= CHUNKS) continue;
                 const float r = 1.f / sum[b];
-                *(uint4*)(smem + SMEM_X + i / CHUNKS * pitch(ATT) + i % CHUNKS * 16) =
+                *(uint4*)(smem + SMEM_X + row * pitch(ATT) + k * 16) =
                     make_uint4(pack(acc[b][0] * r, acc[b][1] * r), pack(acc[b][2] * r, acc[b][3] * r),
                                pack(acc[b][4] * r, acc[b][5] * r), pack(acc[b][6] * r, acc[b][7] * r));
             }
-        }
+        });
     }
 
     // ---- matrix products
 
-    // Leaves this warp's share of a tile in shared memory; after the barrier warp n < NT sums the eight of row tile n.
-    __device__ __forceinline__ void put(float (&acc)[2][NT][4]) {
+    // Leaves this warp's share of a tile, the first or second of a pair, in shared memory; after the barrier a warp a
+    // tile and row tile sums the eight.
+    template <int CHAINS>
+    __device__ __forceinline__ void put(float (&acc)[CHAINS][NT][4], int second) {
         const int warp = thread() >> 5, lane = thread() & 31;
 #pragma unroll
+        for (int c = 1; c < CHAINS; ++c)
+#pragma unroll
+            for (int n = 0; n < NT; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) acc[0][n][e] += acc[c][n][e];
+#pragma unroll
         for (int n = 0; n < NT; ++n)
-            *(float4*)(smem + SMEM_RED + (red * RED_FLOATS + ((warp * NT + n) * 32 + lane) * 4) * 4) =
-                make_float4(acc[0][n][0] + acc[1][n][0], acc[0][n][1] + acc[1][n][1],
-                            acc[0][n][2] + acc[1][n][2], acc[0][n][3] + acc[1][n][3]);
+            *(float4*)(smem + SMEM_RED + (((red * 2 + second) * WARPS + warp) * NT + n) * 512 + lane * 16) =
+                make_float4(acc[0][n][0], acc[0][n][1], acc[0][n][2], acc[0][n][3]);
     }
-    __device__ __forceinline__ float4 sum(int n) {
+    __device__ __forceinline__ float4 sum(int unit) {
         const int lane = thread() & 31;
-        const float4* at = (const float4*)(smem + SMEM_RED + red * RED_FLOATS * 4) + n * 32 + lane;
+        const float4* at =
+            (const float4*)(smem + SMEM_RED + ((red * 2 + unit / NT) * WARPS * NT + unit % NT) * 512) + lane;
         float4 part[WARPS];
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) part[w] = at[w * NT * 32];
@@ -403,11 +490,11 @@ struct Block {
         for (int w = 1; w < WARPS; ++w) s.x += part[w].x, s.y += part[w].y, s.z += part[w].z, s.w += part[w].w;
         return s;
     }
-    // The row tile of the block's i-th tile that this warp sums and emits, or none: it takes turns, so that the other
-    // warps go on with the next tile meanwhile.
-    __device__ __forceinline__ int turn(int i) {
-        const int n = ((thread() >> 5) + WARPS - i % REDS * NT) % WARPS;
-        return n < NT ? n : -1;
+    // Which unit (tile of a pair, row tile) of the block's i-th pair this warp sums and emits, or none: warps take
+    // turns, so that the others go on with the next pair meanwhile.
+    __device__ __forceinline__ int turn(int i, int units) {
+        const int unit = ((thread() >> 5) + WARPS - i % REDS * 2 * NT) % WARPS;
+        return unit < units ? unit : -1;
     }
     // After `put`: the emitting warps wait for the others, which only report.
     __device__ __forceinline__ void hand_over(bool emits) {
@@ -417,32 +504,36 @@ struct Block {
             asm volatile("bar.arrive %0, 256;" ::"r"(2 + red) : "memory");
     }
 
-    // `count` tiles of a matrix whose input is whole in shared memory. `emit(tile, row tile, sums)` runs in one warp a
-    // row tile; sums are (feature g, rows 2c and 2c + 1), then (feature g + 8, the same). `prepare` runs before.
+    // `count` tiles of a matrix whose input is whole in shared memory. `emit(tile, row tile, sums, i)` runs in one
+    // warp a row tile; sums are (feature g, rows 2c and 2c + 1), then (feature g + 8, the same). `prepare` runs before.
     template <int K, class Prepare, class Load, class Emit>
     __device__ __forceinline__ void product(const int* tasks, int count, bool normed, Prepare prepare, Load load,
                                             Emit emit) {
         if (count == 0) return (void)(clock_at += 2);
-        int n = turn(0), tile = __ldg(tasks);
-        if (n >= 0) prepare(tile, n);
+        auto mine = [&](int i) { return turn(i / 2, i + 1 < count ? 2 * NT : i < count ? NT : 0); };
+        auto of = [&](int i, int unit) { return __ldg(tasks + i + unit / NT); };
+        int unit = mine(0), tile = unit >= 0 ? of(0, unit) : 0;
+        if (unit >= 0) prepare(tile, unit % NT);
         block_sync();  // nobody reads the stage before this one from shared memory any more
         load();
         block_sync();
         stamp();
-        for (int i = 0; i < count; ++i) {
-            if (i && i % REDS == 0) block_sync();  // partial sums of earlier tiles have been read
-            const int next = i + 1 < count ? __ldg(tasks + i + 1) : 0;
-            float acc[2][NT][4] = {};
+#pragma unroll 1
+        for (int i = 0; i < count; i += 2) {
+            const bool two = i + 1 < count;
+            if (i && i % (2 * REDS) == 0) block_sync();  // partial sums of earlier pairs have been read
+            float acc[2][2][NT][4] = {};
 #pragma unroll 1
             for (int k = 0; k < K; k += piece(K))
-                stream.multiply<piece(K) / 16>(acc, smem, smem + SMEM_X + k * 2, pitch(K));
-            put(acc);
+                stream.multiply<piece(K) / 16>(acc, two, smem, smem + SMEM_X + k * 2, pitch(K));
+            put(acc[0], 0);
+            if (two) put(acc[1], 1);
             if (normed && i == 0) finish_norm();
-            hand_over(n >= 0);
-            if (n >= 0) emit(tile, n, sum(n));
+            hand_over(unit >= 0);
+            if (unit >= 0) emit(tile, unit % NT, sum(unit), i + unit / NT);
             red = (red + 1) % REDS;
-            tile = next, n = turn(i + 1);
-            if (n >= 0 && i + 1 < count) prepare(tile, n);
+            unit = mine(i + 2);
+            if (unit >= 0) tile = of(i + 2, unit), prepare(tile, unit % NT);
         }
         stamp();
     }
@@ -463,15 +554,7 @@ struct Block {
             const u16* v = a.values + (u64)(l * KV_HEADS * HD + dim) * a.positions + (start & ~3);
             old_a = *(const uint2*)v, old_b = *(const uint2*)(v + HD / 2 * a.positions);
         };
-        auto load = [&] {
-            if (l)
-                load_stream(from, w.attention_norm);
-            else
-                load_normed(w.attention_norm, [&](int row, int k) {
-                    return (const char*)(a.embed + (u64)a.row_tokens[row] * HIDDEN + k);
-                });
-        };
-        auto emit = [&](int tile, int n, float4 s) {
+        auto emit = [&](int tile, int n, float4 s, int) {
             const int head = tile / (HD / 16), j = tile % (HD / 16) * 8 + g, r0 = n * 8 + 2 * c;
             const float n0 = rstd()[r0], n1 = rstd()[r0 + 1];
             float a0 = s.x * n0, a1 = s.y * n1, b0 = s.z * n0, b1 = s.w * n1;
@@ -522,12 +605,12 @@ struct Block {
                 v[0] = va, v[HD / 2 * a.positions] = vb;
             }
         };
-        product<HIDDEN>(tasks, count, true, prepare, load, emit);
+        product<HIDDEN>(tasks, count, true, prepare, [&] { load_normed(w.attention_norm, from); }, emit);
     }
 
     __device__ __forceinline__ void gate_up(const Layer& w, const char* p, const int* tasks, int count) {
         const int lane = thread() & 31, g = lane >> 2, c = lane & 3;
-        auto emit = [&](int tile, int n, float4 s) {
+        auto emit = [&](int tile, int n, float4 s, int) {
             const int r0 = n * 8 + 2 * c;
             const float n0 = rstd()[r0], n1 = rstd()[r0 + 1];
             const float g0 = s.x * n0, g1 = s.y * n1;
@@ -536,18 +619,18 @@ struct Block {
             if (r0 < rows) publish2(at, (u16)v);
             if (r0 + 1 < rows) publish2(at + ROW_BYTES, (u16)(v >> 16));
         };
-        product<HIDDEN>(tasks, count, true, [](int, int) {}, [&] { load_stream(p + AT_MID, w.ffn_norm); }, emit);
+        product<HIDDEN>(tasks, count, true, [](int, int) {}, [&] { load_normed(w.ffn_norm, p + AT_MID); }, emit);
     }
 
-    // Adds sums to an owned tile of the residual stream and publishes it.
-    __device__ __forceinline__ void add(int owned, int tile, int n, float4 s, const char* to, float* tap) {
+    // Adds sums to an owned tile of the residual stream and publishes it times the next norm's weights.
+    __device__ __forceinline__ void add(int owned, int tile, int n, float4 s, float2 norm, const char* to, float* tap) {
         const int lane = thread() & 31, g = lane >> 2, c = lane & 3, r0 = n * 8 + 2 * c;
         float2* h = (float2*)(residual(owned) + r0 * 16 + 2 * g);
         float2 h0 = h[0], h1 = h[8];
         h0.x += s.x, h0.y += s.z, h1.x += s.y, h1.y += s.w;
         char* at = const_cast<char*>(to) + r0 * ROW_BYTES + (tile * 16 + 2 * g) * 2;
-        if (r0 < rows) publish4(at, pack(h0.x, h0.y));
-        if (r0 + 1 < rows) publish4(at + ROW_BYTES, pack(h1.x, h1.y));
+        if (r0 < rows) publish4(at, pack(h0.x * norm.x, h0.y * norm.y));
+        if (r0 + 1 < rows) publish4(at + ROW_BYTES, pack(h1.x * norm.x, h1.y * norm.y));
         h[0] = h0, h[8] = h1;
         if (tap) {
             tap += r0 * HIDDEN + tile * 16 + 2 * g;
@@ -556,14 +639,25 @@ struct Block {
         }
     }
 
-    __device__ __forceinline__ void output(const char* p, const int* owned, int count, int first, int last) {
-        product<ATT>(owned, count, false, [](int, int) {}, [&] { load_merged(p, first, last); },
-                     [&](int tile, int n, float4 s) { add(tile / GRID, tile, n, s, p + AT_MID, nullptr); });
+    __device__ __forceinline__ float2 norm_of(const float* norm, int tile) {
+        return __ldg((const float2*)(norm + tile * 16) + ((thread() & 31) >> 2));
     }
 
-    __device__ __forceinline__ void down(const Layer& w, const char* p, const int* owned, int count) {
+    __device__ __forceinline__ void output(const Layer& w, const char* p, const int* owned, int count, int first,
+                                           int last) {
+        float2 norm = {};
+        product<ATT>(owned, count, false, [&](int tile, int) { norm = norm_of(w.ffn_norm, tile); },
+                     [&] { load_merged(p, first, last); },
+                     [&](int tile, int n, float4 s, int i) { add(i, tile, n, s, norm, p + AT_MID, nullptr); });
+    }
+
+    __device__ __forceinline__ void down(const Layer& w, const float* next, const char* p, const int* owned, int count) {
         if (count == 0) return (void)(clock_at += 2);
-        float acc[OWNED][2][NT][4] = {};
+        float2 norm[OWNED] = {};
+#pragma unroll
+        for (int i = 0; i < OWNED; ++i)
+            if (i < count) norm[i] = norm_of(next, __ldg(owned + i));
+        float acc[OWNED][4][NT][4] = {};
         for (int k0 = 0; k0 < INNER; k0 += CHUNK) {
             block_sync();
             load_inner(p, k0);
@@ -573,16 +667,17 @@ struct Block {
             for (int i = 0; i < OWNED; ++i)
                 if (i < count)
 #pragma unroll 1
-                    for (int k = 0; k < CHUNK; k += piece(INNER))
-                        stream.multiply<piece(INNER) / 16>(acc[i], smem, smem + SMEM_X + k * 2, pitch(CHUNK));
+                    for (int k = 0; k < CHUNK; k += TOGETHER * piece(INNER))
+                        stream.multiply_row<piece(INNER) / 16, TOGETHER>(acc[i], smem, smem + SMEM_X + k * 2,
+                                                                         pitch(CHUNK));
         }
 #pragma unroll
         for (int i = 0; i < OWNED; ++i) {
             if (i >= count) continue;
-            const int n = turn(i);
-            put(acc[i]);
+            const int n = turn(i, NT);
+            put(acc[i], 0);
             hand_over(n >= 0);
-            if (n >= 0) add(i, __ldg(owned + i), n, sum(n), p + AT_OUT, w.tap);
+            if (n >= 0) add(i, __ldg(owned + i), n, sum(n), norm[i], p + AT_OUT, w.tap);
             red = (red + 1) % REDS;
         }
         stamp();
@@ -590,14 +685,14 @@ struct Block {
 
     __device__ __forceinline__ void head(const char* from, const int* tasks, int count) {
         const int lane = thread() & 31, g = lane >> 2, c = lane & 3;
-        auto emit = [&](int tile, int n, float4 s) {
+        auto emit = [&](int tile, int n, float4 s, int) {
             const int r0 = n * 8 + 2 * c;
             const float n0 = rstd()[r0], n1 = rstd()[r0 + 1];
             float* at = a.logits + (u64)r0 * VOCAB + tile * 16 + 2 * g;
             if (r0 < rows) *(float2*)at = make_float2(s.x * n0, s.z * n0);
             if (r0 + 1 < rows) *(float2*)(at + VOCAB) = make_float2(s.y * n1, s.w * n1);
         };
-        product<HIDDEN>(tasks, count, true, [](int, int) {}, [&] { load_stream(from, a.final_norm); }, emit);
+        product<HIDDEN>(tasks, count, true, [](int, int) {}, [&] { load_normed(a.final_norm, from); }, emit);
     }
 
     // ---- attention: a task is SPLIT positions of one KV head and 16 (row, query head) pairs on it; a warp's share is
@@ -833,9 +928,9 @@ struct Block {
             attention(l, p, window, first, last);
             stamp();
             if (dirty_rows) reset(a.arena + (u64)((side ^ 1) * LAYERS + l) * a.layer_bytes, dirty_rows, dirty_splits);
-            output(p, owned, owns, first, last);
+            output(w, p, owned, owns, first, last);
             gate_up(w, p, a.tasks + begin[2 * l + 1], begin[2 * l + 2] - begin[2 * l + 1]);
-            down(w, p, owned, owns);
+            down(w, l + 1 < LAYERS ? a.layers[l + 1].attention_norm : a.final_norm, p, owned, owns);
             from = p + AT_OUT;
             stamp();
         }

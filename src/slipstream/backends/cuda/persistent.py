@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,12 @@ from slipstream.models.spec import ModelSpec
 
 Ints = npt.NDArray[np.int64]
 FRAGMENT = 256
-"""bf16 values of one 16 x 16 operand fragment."""
+"""Values of one 16 x 16 operand fragment."""
 SHARED_BYTES = 227 * 1024
 """All a block may have: the ring takes what activations leave."""
 V_SLOTS = 24
+PAIR = 2
+"""Tiles a block multiplies side by side: they share one reading of the activations."""
 TAP = 4
 """Of the words of a layer's pointers, the one of its tap."""
 
@@ -128,26 +130,38 @@ def tile_rows(kind: str, spec: ModelSpec) -> torch.Tensor:
     return torch.cat([low, low + 1], 1)
 
 
-def places(stage: list[list[int]], at: Ints, k: int, chunk: int) -> tuple[Ints, Ints, Ints]:
+def places(stage: list[list[int]], at: Ints, k: int, chunk: int, group: int) -> tuple[Ints, Ints, Ints]:
     """Where each fragment of a stage lies in its block's stream; at (blocks,) is moved past the stage.
 
     Returns the stage's tiles in stream order (tiles,), their blocks (tiles,) and positions (tiles, k / 16). A block
-    goes through K chunk by chunk and in each tile by tile.
+    takes `group` tiles at once, goes with them through K chunk by chunk and in each tile by tile.
     """
     step, within = np.divmod(np.arange(k // 16), chunk // 16)
     where = []
     for b, tiles in enumerate(stage):
         i = np.arange(len(tiles))[:, None]
-        where.append(at[b] + (step * len(tiles) + i) * (chunk // 16) + within)
+        first = i // group * group
+        width = np.minimum(group, len(tiles) - first)
+        where.append(at[b] + first * (k // 16) + (step * width + i - first) * (chunk // 16) + within)
         at[b] += len(tiles) * k // 16
     order = np.array([t for tiles in stage for t in tiles])
     return order, np.repeat(np.arange(len(stage)), [len(t) for t in stage]), np.concatenate(where)
 
 
+def invertible(norm: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A norm's weights (k,) and the matrix (n, k) behind it, as the kernel takes them: (2, k) float32, the weights and
+    their inverses, from which it finds the stream's sum of squares, and the matrix, into whose columns the part of a
+    weight goes that is too near zero to invert."""
+    least = (norm.abs().max() * 2**-10).clamp_min(1e-6)
+    kept = torch.where(norm.abs() < least, least, norm)
+    both = torch.stack([kept, 1 / kept]).contiguous()
+    return both, w if torch.equal(kept, norm) else (w.float() * (norm / kept)).to(w.dtype)
+
+
 def pack(spec: ModelSpec, w: Weights, p: Plan, chunk: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """All weights in the blocks' streams, in the order `run` in persistent.cu consumes them.
 
-    Returns the streams (fragments, FRAGMENT) bf16 and the byte at which each block's begins (blocks,) int64.
+    Returns the streams (fragments, FRAGMENT) and the byte at which each block's begins (blocks,) int64.
     """
     a = spec.layers[0].attention
     attention, inner, hidden = a.heads * a.head_dim, spec.layers[0].feed_forward.inner, spec.hidden
@@ -155,14 +169,14 @@ def pack(spec: ModelSpec, w: Weights, p: Plan, chunk: int, device: torch.device)
     parts = []
     for i, layer in enumerate(w.layers):
         parts += [
-            (layer.qkv, "qkv", places(p.tiles[2 * i], end, hidden, hidden)),
-            (layer.o, "stream", places(p.owned, end, attention, attention)),
-            (layer.gate_up, "gate_up", places(p.tiles[2 * i + 1], end, hidden, hidden)),
-            (layer.down, "stream", places(p.owned, end, inner, chunk)),
+            (layer.qkv, "qkv", places(p.tiles[2 * i], end, hidden, piece(hidden), PAIR)),
+            (layer.o, "stream", places(p.owned, end, attention, piece(attention), PAIR)),
+            (layer.gate_up, "gate_up", places(p.tiles[2 * i + 1], end, hidden, piece(hidden), PAIR)),
+            (layer.down, "stream", places(p.owned, end, inner, chunk, len(p.owned[0]))),
         ]
-    parts.append((w.head, "head", places(p.tiles[-1], end, hidden, hidden)))
+    parts.append((w.head, "head", places(p.tiles[-1], end, hidden, piece(hidden), PAIR)))
     first = np.concatenate([[0], np.cumsum(end)[:-1]])
-    stream = torch.zeros(int(end.sum()), FRAGMENT, dtype=torch.bfloat16, device=device)
+    stream = torch.zeros(int(end.sum()), FRAGMENT, dtype=w.head.dtype, device=device)
     rows = {kind: tile_rows(kind, spec).to(device) for kind in ("qkv", "stream", "gate_up", "head")}
     for matrix, kind, (order, block, where) in parts:
         at = torch.from_numpy(where + first[block][:, None]).to(device).flatten()
@@ -180,7 +194,16 @@ class Persistent:
         a, inner = spec.layers[0].attention, spec.layers[0].feed_forward.inner
         self.chunk = largest_chunk(inner)
         p = plan(spec, self.blocks)
-        self.stream, self._begin = pack(spec, weights, p, self.chunk, device)
+        layers, self._norms = [], []
+        for layer in weights.layers:
+            first, qkv = invertible(layer.attention_norm, layer.qkv)
+            second, gate_up = invertible(layer.ffn_norm, layer.gate_up)
+            self._norms += [first, second]
+            layers.append(replace(layer, qkv=qkv, gate_up=gate_up))
+        final, head = invertible(weights.final_norm, weights.head)
+        self._norms.append(final)
+        packed = replace(weights, layers=layers, head=head)
+        self.stream, self._begin = pack(spec, packed, p, self.chunk, device)
         owned_most = max(len(t) for t in p.owned)
         owned = np.zeros((self.blocks, owned_most + 1), np.int32)
         for b, tiles in enumerate(p.owned):
@@ -192,16 +215,17 @@ class Persistent:
                 begin[b, s] = len(tasks)
                 tasks += stage[b]
             begin[b, -1] = len(tasks)
-        pointers = [[w.attention_norm.data_ptr(), w.ffn_norm.data_ptr(),
+        pointers = [[self._norms[2 * i].data_ptr(), self._norms[2 * i + 1].data_ptr(),
                      0 if w.qkv_bias is None else w.qkv_bias.data_ptr(), w.cos_sin.data_ptr(), 0,
                      layer.attention.window or 1 << 30]
-                    for layer, w in zip(spec.layers, weights.layers, strict=True)]  # fmt: skip
+                    for i, (layer, w) in enumerate(zip(spec.layers, weights.layers, strict=True))]  # fmt: skip
         self._tables = [torch.from_numpy(x).to(device) for x in
                         (np.array(tasks, np.int32), begin, owned, np.array(pointers, np.int64))]  # fmt: skip
         macros = {"GRID": self.blocks, "LAYERS": len(spec.layers), "HIDDEN": spec.hidden, "HEADS": a.heads,
                   "KV_HEADS": a.kv_heads, "HD": a.head_dim, "INNER": inner, "VOCAB": spec.vocab, "OWNED": owned_most,
                   "CHUNK": self.chunk, "SMEM": SHARED_BYTES, "EPS": f"{spec.norm_eps!r}f",
-                  "SCALE": f"{a.softmax_scale!r}f", "BIAS": int(a.qkv_bias)}  # fmt: skip
+                  "SCALE": f"{a.softmax_scale!r}f", "BIAS": int(a.qkv_bias),
+                  "HALF": int(weights.embed.dtype == torch.float16)}  # fmt: skip
         self.profile: torch.Tensor | None = None
         self.tap_layers: tuple[int, ...] = ()
         self.taps: torch.Tensor | None = None
@@ -235,7 +259,7 @@ class Persistent:
         arena, epoch = buffers
         tasks, begin, owned, layers = self._tables
         w = self.weights
-        tensors = (self.stream, self._begin, tasks, begin, owned, layers, w.embed, w.final_norm,
+        tensors = (self.stream, self._begin, tasks, begin, owned, layers, w.embed, self._norms[-1],
                    cache.row_tokens, cache.state, cache.keys, cache.values, self.logits, arena, epoch)  # fmt: skip
         positions = cache.keys.shape[2]
         profile = 0 if self.profile is None else self.profile.data_ptr()

@@ -1,4 +1,4 @@
-"""A model's weights on the device, as the kernels and the library prefill read them: bf16 matrices, float32 norms."""
+"""A model's weights on the device, as the kernels and the library prefill read them: 16-bit matrices, float32 norms."""
 
 from __future__ import annotations
 
@@ -62,14 +62,17 @@ def rotary_table(rope: Rope, positions: int, device: torch.device) -> torch.Tens
 
 
 def load(spec: ModelSpec, tensors: Mapping[str, WeightTensor] | None, device: torch.device,
-         dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Weights:  # fmt: skip
-    """Weights of `tensors`, or, where None, random ones of the same shapes."""
+         dtype: torch.dtype = torch.float16, seed: int = 0) -> Weights:  # fmt: skip
+    """Weights of `tensors`, or, where None, random ones of the same shapes. BackendError where they exceed `dtype`."""
     generator = torch.Generator(device).manual_seed(seed)
     shapes = spec.tensor_shapes()
 
     def matrix(name: str) -> torch.Tensor:
         if tensors is not None:
-            return torch.from_numpy(tensors[name].float32()).to(device).to(dtype)
+            x = torch.from_numpy(tensors[name].float32()).to(device).to(dtype)
+            if x.isinf().any():
+                raise BackendError(f"{name} holds weights beyond {dtype}; load the model with dtype=torch.bfloat16")
+            return x
         scale = 0.02 if len(shapes[name]) == 1 else shapes[name][1] ** -0.5
         return torch.randn(shapes[name], generator=generator, device=device, dtype=dtype).mul_(scale)
 
