@@ -77,13 +77,15 @@ def test_a_client_cannot_choose_addresses_or_headers_upstream(tmp_path):
     fake = Fake("openai-chat")
     with targets(fake), routing(table("a", fake) + ROUTE, tmp_path) as router:
         body = {"model": "auto", "messages": HI, "base_url": "http://169.254.169.254", "odd\r\nX-Evil: 1": 1}
-        headers = {"x-evil": "1", "host": "evil.example", "traceparent": "junk", "x-session-id": "s"}
+        headers = {"x-evil": "1", "traceparent": "junk", "x-session-id": "s"}
         answer = httpx.post(f"{router.url}/v1/chat/completions", json=body, headers=headers)
         assert answer.status_code == 200
         assert "x-evil" not in answer.headers
         told = fake.headers[-1]
         assert not {"x-evil", "traceparent", "x-session-id"} & set(told)
         assert told["host"] == fake.url.removeprefix("http://")
+        rebound = httpx.post(f"{router.url}/v1/chat/completions", json=body, headers={"host": "evil.example"})
+        assert rebound.status_code == 403
 
 
 def test_bodies_are_bounded_and_must_be_json(tmp_path):
@@ -291,3 +293,53 @@ def test_our_own_engine_is_a_target(tiny_checkpoint, tmp_path):
         assert last.usage.output_tokens > 0
         statuses = [row["status"] for row in read_rows(router.config.ledger.path)]
         assert statuses == ["ok", "ok"]
+
+
+def test_a_judge_is_asked_through_the_gateway_and_is_on_the_bill(tmp_path):
+    big, small = Fake("anthropic"), Fake("openai-chat")
+    price = "[targets.{}.tiers.default]\ninput = 100\n"
+    options = '{judge = "small", strong = "big", fast = "small"}'
+    with targets(big, small):
+        text = table("big", big) + price.format("big") + table("small", small) + price.format("small")
+        with routing(text + f'[routes.auto]\npolicy = "judge"\noptions = {options}\n', tmp_path) as router:
+            say(router)
+            (row,) = read_rows(router.config.ledger.path)
+    assert len(small.requests) == 1
+    assert small.requests[0]["max_tokens"] == 4
+    assert row["judge_cost"] == pytest.approx(10 * 100 / 1e6)
+    assert row["judge_time_s"] > 0
+    assert row["cost"] > 0
+
+
+def test_savings_are_counted_against_both_arms(tmp_path):
+    big, small = Fake("openai-chat", prompt=1000), Fake("openai-chat", prompt=1000)
+    with targets(big, small):
+        text = table("big", big) + "[targets.big.tiers.default]\ninput = 10\noutput = 20\n" + table("small", small)
+        route = '[routes.auto]\npolicy = "fixed"\noptions = {use = "small"}\nstrong = "big"\nfast = "small"\n'
+        with routing(text + route, tmp_path) as router:
+            say(router)
+            (row,) = read_rows(router.config.ledger.path)
+            metrics = httpx.get(f"{router.url}/metrics").text
+    assert row["arms"]["strong"]["cost"] == pytest.approx((1000 * 10 + 5 * 20) / 1e6)
+    assert row["arms"]["fast"]["cost"] == row["cost"] == 0
+    assert 'slipstream_route_arm_cost_usd_total{arm="strong",route="auto"} 0.0101' in metrics
+
+
+def test_a_step_is_a_span_without_text(tmp_path, monkeypatch):
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    spans = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    monkeypatch.setattr("slipstream.route.trace.trace.get_tracer", provider.get_tracer)
+    fake, parent = Fake("openai-chat"), "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
+    with targets(fake), routing(table("a", fake) + ROUTE, tmp_path) as router:
+        say(router, extra_headers={"traceparent": parent})
+    (span,) = spans.get_finished_spans()
+    assert format(span.context.trace_id, "032x") == parent.split("-")[1]
+    assert span.attributes["slipstream.target"] == "a"
+    assert span.attributes["gen_ai.usage.input_tokens"] == 10
+    assert "wörld" not in str(span.to_json())
+    assert fake.headers[0]["traceparent"] == parent

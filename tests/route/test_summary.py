@@ -139,7 +139,7 @@ def test_top_prints_reasons_as_they_are(tmp_path):
 @pytest.fixture
 def client(tmp_path):
     gateway = Gateway(config.read_config(SETTINGS.format(path=tmp_path / "route.db")))
-    with TestClient(create_app(gateway, page.ROUTES)) as made:
+    with TestClient(create_app(gateway, page.ROUTES), base_url="http://127.0.0.1") as made:
         yield made
 
 
@@ -163,7 +163,7 @@ def test_figures_need_a_key_where_keys_are_set(tmp_path):
         for name, more in (("all", ""), ("some", 'routes = ["ask"]\n'))
     )
     gateway = Gateway(config.read_config(SETTINGS.format(path=tmp_path / "route.db") + keys))
-    with TestClient(create_app(gateway, page.ROUTES)) as client:
+    with TestClient(create_app(gateway, page.ROUTES), base_url="http://127.0.0.1") as client:
         asked = {
             name: client.get("/v1/slipstream/route", headers={"x-api-key": name}).status_code
             for name in ("all", "some", "none")

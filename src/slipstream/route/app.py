@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from slipstream.route.config import Key
+from slipstream.route.config import LOOPBACK, Key
 from slipstream.route.gateway import Gateway, Live
 from slipstream.route.step import Step
 from slipstream.route.wire import parse_request, reply
@@ -71,8 +71,11 @@ def _gateway(request: Request) -> Gateway:
 
 
 def admitted(request: Request) -> tuple[Live, Key | None]:
-    """The settings in use, and who asks. Raises ApiError 401."""
+    """The settings in use, and who asks. Raises ApiError 401 or 403."""
     live = _gateway(request).live
+    if not live.config.keys and request.url.hostname not in LOOPBACK:
+        # a page of another site may have its name lead here (DNS rebinding), and no key stands in its way
+        raise ApiError(403, "without [[keys]] only clients of 127.0.0.1 or localhost are served", code="wrong_host")
     return live, live.client(request.headers.get("authorization"), request.headers.get("x-api-key"))
 
 
