@@ -16,7 +16,7 @@ from cuda_decode import encoded, generate
 
 from slipstream.backends.cuda.backend import CudaBackend
 from slipstream.kernels import attention, gate_up, head, norm_qkv, projection
-from slipstream.models.checkpoint import load_checkpoint
+from slipstream.models.checkpoint import Checkpoint, load_checkpoint
 
 
 def reference_logits(backend: CudaBackend, tokens: np.ndarray) -> torch.Tensor:
@@ -33,6 +33,28 @@ def reference_logits(backend: CudaBackend, tokens: np.ndarray) -> torch.Tensor:
     return head.reference(h, w.final_norm, w.head, spec.norm_eps)
 
 
+def logits_errors(backend: CudaBackend, checkpoint: Checkpoint) -> tuple[list[float], float]:
+    """The relative error at each position of a 512-token prompt, and the share of equal most likely tokens."""
+    text = encoded(checkpoint, "copy")[0][:512]
+    cache = backend.new_cache(600)
+    ours = np.concatenate([backend.verify(cache, text[i : i + 16]).copy() for i in range(0, 512, 16)])
+    cache.close()
+    expected = reference_logits(backend, text).cpu().numpy()
+    errors = np.linalg.norm(ours - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    return errors.tolist(), float((ours.argmax(1) == expected.argmax(1)).mean())
+
+
+def same_texts(backend: CudaBackend, checkpoint: Checkpoint) -> float:
+    """The share of 20 greedy texts of 64 tokens that are the reference's."""
+    same = 0
+    texts = (encoded(checkpoint, "chat") + encoded(checkpoint, "code") + encoded(checkpoint, "copy"))[:20]
+    for prompt in texts:
+        out, *_ = generate(backend, prompt, 64, 7, checkpoint.eos_token_ids)
+        whole = np.concatenate([prompt, np.array(out, np.int32)])
+        same += reference_logits(backend, whole)[len(prompt) - 1 : -1].argmax(-1).tolist() == out
+    return same / len(texts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
@@ -41,22 +63,10 @@ def main() -> None:
     args = parser.parse_args()
     checkpoint = load_checkpoint(args.model)
     backend = CudaBackend(checkpoint.spec, checkpoint.tensors)
-    text = encoded(checkpoint, "copy")[0][:512]
-    cache = backend.new_cache(600)
-    ours = np.concatenate([backend.verify(cache, text[i : i + 16]).copy() for i in range(0, 512, 16)])
-    expected = reference_logits(backend, text).cpu().numpy()
-    errors = np.linalg.norm(ours - expected, axis=1) / np.linalg.norm(expected, axis=1)
-    print("logits: relative error, worst position", errors.max(), "mean", errors.mean(), flush=True)
-    print("top-1 agreement", (ours.argmax(1) == expected.argmax(1)).mean(), flush=True)
-    backend.prefill_mode = "fast"
-    same = 0
-    texts = (encoded(checkpoint, "chat") + encoded(checkpoint, "code") + encoded(checkpoint, "copy"))[:20]
-    for prompt in texts:
-        out, *_ = generate(backend, prompt, 64, 7, checkpoint.eos_token_ids)
-        whole = np.concatenate([prompt, np.array(out, np.int32)])
-        best = reference_logits(backend, whole)[len(prompt) - 1 : -1].argmax(-1).tolist()
-        same += best == out
-    print(f"greedy texts as the float64 reference writes them: {same} of {len(texts)}", flush=True)
+    errors, agreement = logits_errors(backend, checkpoint)
+    print("logits: relative error, worst position", max(errors), "mean", np.mean(errors), flush=True)
+    print("top-1 agreement", agreement, flush=True)
+    print("greedy texts as the float64 reference writes them:", same_texts(backend, checkpoint), flush=True)
     if args.verify:
         from slipstream.bench.verify import verify
         from slipstream.engine.engine import LLM

@@ -1,17 +1,21 @@
-"""The GPU table on one machine: `python benchmarks/cuda_decode.py MODEL.gguf OUT.json [--only id ...]`.
+"""The GPU table on one machine: `python benchmarks/cuda_decode.py MODEL.gguf OUT.json [--rows a,b] [--commit c]`.
 
-Every row alternates its two sides in one process and reports medians; the rows go to OUT.json in the results format's
-fields. MODEL is SmolLM2-135M-Instruct; the 1B and 8B rows use random weights of Llama's shapes.
+Groups of rows: rounds, compile, text, prefill, large, pdl, accuracy, gate. Rows with a peer alternate the two sides in
+one process; all report medians. OUT.json is a results file. MODEL is SmolLM2-135M-Instruct; the 1B and 8B rows use
+random weights of Llama's shapes.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import gc
 import json
 import statistics
 import time
+import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +27,12 @@ from cuda_round import SHAPES, pass_us, round_us
 
 from slipstream.backends.cuda.backend import CudaBackend
 from slipstream.backends.cuda.weights import Weights, load
+from slipstream.bench.machine import describe_machine, versions
+from slipstream.bench.results import Results, Row
 from slipstream.bench.workloads import prompts
 from slipstream.models.checkpoint import Checkpoint, load_checkpoint
 
-ROWS: list[dict[str, Any]] = []
+ROWS: list[Row] = []
 DEVICE = torch.device("cuda")
 
 
@@ -34,8 +40,7 @@ def row(id: str, work: str, samples: list[float], unit: str, peer: str | None = 
         peer_samples: list[float] | None = None, ratio: float | None = None) -> None:  # fmt: skip
     value = statistics.median(samples)
     peer_value = statistics.median(peer_samples) if peer_samples else None
-    ROWS.append({"id": id, "work": work, "value": value, "unit": unit, "peer": peer, "peer_value": peer_value,
-                 "ratio": ratio, "samples": [round(s, 4) for s in samples]})  # fmt: skip
+    ROWS.append(Row(id, work, value, unit, peer, peer_value, ratio, [round(x, 4) for x in samples]))
     print(id, round(value, 4), unit, "peer", peer_value, "ratio", ratio, flush=True)
 
 
@@ -150,43 +155,56 @@ def generate(backend: CudaBackend, prompt: np.ndarray, limit: int, drafts: int,
     return tokens, count, took, first - begun
 
 
-def smollm2(checkpoint: Checkpoint) -> None:
-    spec = checkpoint.spec
-    weights = load(spec, checkpoint.tensors, DEVICE)
-    backend = CudaBackend(spec, weights=weights, pdl=False)
-    peer = compiled(spec, weights, 512)
-    ours, theirs, one, eight = [], [], [], []
+def row_counts(checkpoint: Checkpoint) -> None:
+    """What a pass costs by its rows, and a round of one."""
+    backend = CudaBackend(checkpoint.spec, checkpoint.tensors)
+    counts = (1, 2, 3, 4, 5, 6, 7, 8, 16)
+    passes: dict[int, list[float]] = {n: [] for n in counts}
+    rounds: list[float] = []
+    for _ in range(5):
+        rounds += round_us(backend, 512, 1, 25)
+        for n in counts:
+            passes[n] += pass_us(backend, 512, n, 12)
+    row("cuda-smollm2", "SmolLM2-135M, real weights, one token, no drafts, context 512", rounds, "us")
+    tail = sorted(rounds)[int(len(rounds) * 0.99)]
+    row("cuda-round-p99", "the 99th percentile of those rounds (each the mean of a graph of 4)", [tail], "us")
+    one = statistics.median(passes[1])
+    for n in counts[1:]:
+        ratio = statistics.median(passes[n]) / one
+        row(
+            f"cuda-round{n}", f"a pass over {n} rows against one over 1 row", passes[n], "us", "1 row", passes[1], ratio
+        )
+
+
+def against_compile(checkpoint: Checkpoint) -> None:
+    backend = CudaBackend(checkpoint.spec, checkpoint.tensors)
+    peer = compiled(checkpoint.spec, load(checkpoint.spec, checkpoint.tensors, DEVICE, torch.bfloat16), 512)
+    ours, theirs = [], []
     for _ in range(5):
         ours += round_us(backend, 512, 1, 15)
         theirs += [timed(peer) for _ in range(10)]
-        one += pass_us(backend, 512, 1, 15)
-        eight += pass_us(backend, 512, 8, 15)
-    median = statistics.median
-    row("cuda-smollm2", "SmolLM2-135M bf16, one token, no drafts, context 512", ours, "us")
     row("cuda-smollm2-vs-compile", "the same against torch.compile max-autotune in a CUDA graph", ours, "us",
-        "torch.compile", theirs, median(theirs) / median(ours))  # fmt: skip
-    row(
-        "cuda-round8",
-        "a pass over 8 rows against one over 1 row",
-        eight,
-        "us",
-        "1 row",
-        one,
-        median(eight) / median(one),
-    )
+        "torch.compile", theirs, statistics.median(theirs) / statistics.median(ours))  # fmt: skip
+
+
+def text(checkpoint: Checkpoint) -> None:
+    """Wall-clock decoding."""
+    backend = CudaBackend(checkpoint.spec, checkpoint.tensors)
     copies = encoded(checkpoint, "copy")
-    for p in copies:
-        generate(backend, p, 64, 15)
-    rates, steps = [], []
-    for _ in range(5):
-        tokens = took = 0.0
+    for drafts in (7, 15):
         for p in copies:
-            out, count, seconds, _ = generate(backend, p, 800, 15, checkpoint.eos_token_ids)
-            tokens, took = tokens + len(out), took + seconds
-            steps.append(len(out) / count)
-        rates.append(tokens / took)
-    print("tokens a round", [round(x, 2) for x in steps[: len(copies)]], flush=True)
-    row("cuda-copy", "copy prompts, drafts by the device's suffix drafter, wall clock", rates, "tok/s")
+            generate(backend, p, 64, drafts)
+        rates, steps = [], []
+        for _ in range(5):
+            tokens = took = 0.0
+            for p in copies:
+                out, count, seconds, _ = generate(backend, p, 800, drafts, checkpoint.eos_token_ids)
+                tokens, took = tokens + len(out), took + seconds
+                steps.append(len(out) / count)
+            rates.append(tokens / took)
+        work = f"copy prompts, up to {drafts} drafts by the device's suffix drafter, wall clock"
+        row("cuda-copy" if drafts == 15 else "cuda-copy-7", work, rates, "tok/s")
+        row(f"cuda-copy-tokens-{drafts}", "tokens a round on them", steps, "tok/round")
     plain = []
     for p in encoded(checkpoint, "chat")[:5]:
         out, _, seconds, _ = generate(backend, p, 256, 0)
@@ -195,9 +213,13 @@ def smollm2(checkpoint: Checkpoint) -> None:
     short = np.resize(copies[0], 100)
     first = [generate(backend, short, 4, 0)[3] * 1e3 for _ in range(9)][2:]
     row("cuda-ttft-100", "first token of a 100-token prompt", first, "ms")
-    long = np.resize(copies[0], 8000)
+
+
+def prefills(checkpoint: Checkpoint) -> None:
+    backend = CudaBackend(checkpoint.spec, checkpoint.tensors)
+    long = np.resize(encoded(checkpoint, "copy")[0], 8000)
     for mode in ("fast", "exact"):
-        backend.prefill_mode = mode
+        backend.prefill_mode = mode  # type: ignore[assignment]
         cache, times = backend.new_cache(8192), []
         for _ in range(5):
             cache.rewind(0)
@@ -207,6 +229,7 @@ def smollm2(checkpoint: Checkpoint) -> None:
             torch.cuda.synchronize()
             times.append((time.perf_counter() - begun) * 1e3)
         row(f"cuda-prefill-{mode}", f"prefill of 8,000 tokens, {mode}", times[1:], "ms")
+        cache.close()
 
 
 def pdl_gain() -> None:
@@ -238,18 +261,64 @@ def large() -> None:
         torch.cuda.empty_cache()
 
 
+def exactness(checkpoint: Checkpoint) -> None:
+    """The whole gate in `exact` mode, the part that `fast` claims in `fast` mode: checks passed of all."""
+    from slipstream.bench.verify import verify
+    from slipstream.engine.engine import LLM
+
+    for mode in ("exact", "fast"):
+        backend = CudaBackend(checkpoint.spec, checkpoint.tensors, prefill_mode=mode)
+        checks = verify(LLM(checkpoint, backend=backend))
+        for check in checks:
+            print(mode, check, flush=True)
+        row(f"cuda-gate-{mode}", f"checks of the exactness gate that pass, {mode} prefill",
+            [sum(c.passed for c in checks) / len(checks)], "fraction")  # fmt: skip
+
+
+def right(checkpoint: Checkpoint) -> None:
+    from cuda_accuracy import logits_errors, same_texts
+
+    for mode in ("exact", "fast"):
+        backend = CudaBackend(checkpoint.spec, checkpoint.tensors, prefill_mode=mode)
+        errors, agreement = logits_errors(backend, checkpoint)
+        if mode == "exact":
+            row(
+                "cuda-logits",
+                "relative error of logits against float64, the median of 512 positions",
+                errors,
+                "fraction",
+            )
+            row("cuda-logits-worst", "the worst position of them", [max(errors)], "fraction")
+            row("cuda-top1", "positions with the same most likely token", [agreement], "fraction")
+        share = same_texts(backend, checkpoint)
+        row(f"cuda-texts-{mode}", "greedy texts of 20 as float64 arithmetic writes them", [share], "fraction")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", nargs="+", default=["large", "pdl", "smollm2"])
+    parser.add_argument("--rows", default="rounds,compile,text,prefill,large,pdl,accuracy,gate")
+    parser.add_argument("--commit", default="")
     args = parser.parse_args()
-    for name in args.only:
-        if name == "smollm2":
-            smollm2(load_checkpoint(args.model))
-        else:
-            {"pdl": pdl_gain, "large": large}[name]()
-        args.out.write_text(json.dumps(ROWS))
+    checkpoint: Any = load_checkpoint(args.model) if set(args.rows.split(",")) - {"large", "pdl"} else None
+    groups: dict[str, Callable[[], None]] = {
+        "rounds": lambda: row_counts(checkpoint), "compile": lambda: against_compile(checkpoint),
+        "text": lambda: text(checkpoint), "prefill": lambda: prefills(checkpoint), "large": large, "pdl": pdl_gain,
+        "accuracy": lambda: right(checkpoint), "gate": lambda: exactness(checkpoint)}  # fmt: skip
+    machine = describe_machine() | {"gpu": torch.cuda.get_device_name()}
+    packages = versions("torch", "triton") | {"cuda": str(torch.version.cuda)}
+    for name in args.rows.split(","):
+        begun = time.time()
+        try:
+            groups[name]()
+        except Exception:
+            traceback.print_exc()  # the other groups still run: the machine is borrowed
+        gc.collect()
+        torch.cuda.empty_cache()
+        print(name, f"{time.time() - begun:.0f} s", flush=True)
+        results = Results(machine, args.commit, datetime.date.today().isoformat(), packages, ROWS)
+        args.out.write_text(json.dumps(asdict(results), indent=2) + "\n")
 
 
 if __name__ == "__main__":
