@@ -40,7 +40,8 @@ def test_it_serves_reloads_and_keeps_its_ledger_through_kill_9(tmp_path, port):
             path.write_text(head + table("a", slow) + "[routes.auto]\n")
             wait_for(lambda: httpx.post(f"{url}/v1/chat/completions", json=body).status_code == 200 and slow.requests)
             with httpx.stream("POST", f"{url}/v1/chat/completions", json=body | {"stream": True}) as answer:
-                next(answer.iter_raw())
+                blocks = answer.iter_raw()
+                next(blocks)
                 id = answer.headers["x-slipstream-request"]
                 router.send_signal(signal.SIGKILL)
                 router.wait()

@@ -330,13 +330,16 @@ class Step:
                 await self._bill(status)
             begun = True
             yield held
-            async for piece in attempt.rest():
-                self._count(piece.events)
-                count += 1
-                if any(isinstance(one, End) for one in piece.events):
+            async for pieces in attempt.rest():
+                told = b""
+                for piece in pieces:
+                    self._count(piece.events)
+                    told += self._bytes(piece, writer)
+                    count += 1
+                if any(isinstance(one, End) for one in pieces[-1].events):
                     status = "ok"
                     await self._bill(status)
-                if told := self._bytes(piece, writer):
+                if told:
                     yield told
         except (ApiError, Fault) as fault:
             error = fault if isinstance(fault, ApiError) else ApiError(fault.status, str(fault), code=fault.code)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ KEEP_IDLE_S = 4.0
 """Shorter than servers keep an idle connection (uvicorn and Node: 5 s), so that none closes under a request."""
 END_S = 0.1
 """How long the end of the body may come after the end of the answer."""
+MOST_AT_ONCE = 64
 WHOLE_BYTES = 64 << 20
 ERROR_BYTES = 1 << 20
 PASSED_ON = (400, 413, 422)
@@ -184,7 +186,7 @@ class Attempt:
         self._reader, self._sse = self._wire.reader(), SseReader()
         self._response: httpx.Response | None = None
         self._blocks: AsyncIterator[bytes] | None = None
-        self._pending: list[Sse] = []
+        self._pending: deque[Sse] = deque()
         self._placed = self._entered = self._stopped = self._ended = False
         self._deadline = time.monotonic() + upstream.target.timeouts.total
 
@@ -274,28 +276,37 @@ class Attempt:
                 self._succeed()
                 return
 
-    async def rest(self) -> AsyncIterator[Piece]:
-        """What follows the first token, to the end. Raises Fault."""
+    async def rest(self) -> AsyncIterator[list[Piece]]:
+        """What follows the first token, to the end: all that has arrived, each time. Raises Fault."""
         name, between = self.upstream.name, self.upstream.target.timeouts.between_tokens
+        fault: Fault | None = None
         while not self._ended:
             left = self._deadline - time.monotonic()
+            arrived: list[Piece] = []
             try:
                 async with asyncio.timeout(max(0.0, min(between, left))):
-                    piece = await self._next()
+                    arrived.append(await self._next())
+                while self._pending and not self._ended and len(arrived) < MOST_AT_ONCE:
+                    arrived.append(self._take())
             except TimeoutError:
                 what = f"stalled for {between:g} s" if left > between else "took longer than it may in all"
-                self.upstream.breaker.fail()
-                raise Fault(504, f"{name} {what}", elsewhere=False) from None
+                fault = Fault(504, f"{name} {what}", elsewhere=False)
             except httpx.HTTPError as error:
+                fault = Fault(502, f"{name} broke off its answer ({type(error).__name__})", elsewhere=False)
+            except Fault as malformed:
+                fault = Fault(502, str(malformed), elsewhere=False)
+            if fault is not None:
                 self.upstream.breaker.fail()
-                raise Fault(502, f"{name} broke off its answer ({type(error).__name__})", elsewhere=False) from None
-            except Fault as fault:
-                self.upstream.breaker.fail()
-                raise Fault(502, str(fault), elsewhere=False) from None
-            for one in piece.events:
-                if isinstance(one, Failure):
-                    raise Fault(one.status, f"{name}: {one.message}", elsewhere=False, code=one.code)
-            yield piece
+            for i, piece in enumerate(arrived):
+                told = next((one for one in piece.events if isinstance(one, Failure)), None)
+                if told is not None:
+                    fault = Fault(told.status, f"{name}: {told.message}", elsewhere=False, code=told.code)
+                    del arrived[i:]
+                    break
+            if arrived:
+                yield arrived
+            if fault is not None:
+                raise fault
 
     async def _next(self) -> Piece:
         """Raises Fault for an event that is none, and where the stream ends too soon."""
@@ -309,14 +320,18 @@ class Attempt:
                     return Piece(TERMINAL.get(self._wire.name, b""), [End()])
                 raise Fault(502, f"{name} ended its stream before the answer was complete", again=True)
             try:
-                self._pending += self._sse.feed(block)
+                self._pending.extend(self._sse.feed(block))
             except ValueError as error:
                 raise Fault(502, f"{name} sent a malformed stream: {error}") from None
-        sse = self._pending.pop(0)
+        return self._take()
+
+    def _take(self) -> Piece:
+        """The next event that has arrived. Raises Fault."""
+        sse = self._pending.popleft()
         try:
             events = self._reader.feed(sse)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
-            raise Fault(502, f"{name} sent a malformed event: {error}") from None
+            raise Fault(502, f"{self.upstream.name} sent a malformed event: {error}") from None
         self._stopped |= any(isinstance(one, Stop) for one in events)
         self._ended = any(isinstance(one, End) for one in events)
         return Piece(sse.raw, events, sse.name)
