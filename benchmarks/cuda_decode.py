@@ -291,7 +291,12 @@ def right(checkpoint: Checkpoint) -> None:
             row("cuda-logits-worst", "the worst position of them", [max(errors)], "fraction")
             row("cuda-top1", "positions with the same most likely token", [agreement], "fraction")
         share = same_texts(backend, checkpoint)
-        row(f"cuda-texts-{mode}", "greedy texts of 20 as float64 arithmetic writes them", [share], "fraction")
+        row(
+            f"cuda-texts-{mode}",
+            f"of 20 greedy texts those that float64 arithmetic writes, {mode} prefill",
+            [share],
+            "fraction",
+        )
 
 
 def main() -> None:
@@ -306,7 +311,8 @@ def main() -> None:
         "rounds": lambda: row_counts(checkpoint), "compile": lambda: against_compile(checkpoint),
         "text": lambda: text(checkpoint), "prefill": lambda: prefills(checkpoint), "large": large, "pdl": pdl_gain,
         "accuracy": lambda: right(checkpoint), "gate": lambda: exactness(checkpoint)}  # fmt: skip
-    machine = describe_machine() | {"gpu": torch.cuda.get_device_name()}
+    host, gpu = describe_machine(), torch.cuda.get_device_name()
+    machine = host | {"cpu": f"one {gpu}, host {host['cpu']}", "gpu": gpu}
     packages = versions("torch", "triton") | {"cuda": str(torch.version.cuda)}
     for name in args.rows.split(","):
         begun = time.time()
