@@ -6,8 +6,8 @@ import torch
 from slipstream.kernels import attention, embed, gate_up, head, norm_qkv, projection
 from slipstream.kernels.launch import ROWS
 
-F32, BF16 = torch.float32, torch.bfloat16
-TOLERANCE = {F32: 1e-5, BF16: 1e-2}
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+TOLERANCE = {F32: 1e-5, F16: 1e-3, BF16: 1e-2}
 
 
 def check(case, dtype):
@@ -17,7 +17,7 @@ def check(case, dtype):
         assert error < TOLERANCE[dtype], f"{name}: relative error {error:.2e}"  # NaN fails too
 
 
-dtypes = pytest.mark.parametrize("dtype", [F32, BF16], ids=["fp32", "bf16"])
+dtypes = pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=["fp32", "fp16", "bf16"])
 
 
 @dtypes
