@@ -241,6 +241,35 @@ def test_a_row_is_billed_once_and_spent_once(tmp_path):
     assert path.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("target", ["openai-chat", "anthropic"])
+def test_the_last_byte_waits_for_the_bill_and_the_first_for_the_decision(target, tmp_path, monkeypatch):
+    fake = Fake(target)
+    with targets(fake), routing(table("a", fake) + ROUTE, tmp_path) as router:
+        ledger, order = router.gateway.ledger, []
+
+        def slowed(name: str):
+            write = getattr(ledger, name)
+
+            async def later(*args) -> bool:
+                await asyncio.sleep(0.15)
+                done = await write(*args)
+                order.append(name)
+                return done
+
+            return later
+
+        monkeypatch.setattr(ledger, "decided", slowed("decided"))
+        monkeypatch.setattr(ledger, "billed", slowed("billed"))
+        body = {"model": "auto", "messages": HI, "stream": True}
+        with httpx.stream("POST", f"{router.url}/v1/chat/completions", json=body) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {") and "first" not in order:
+                    order.append("first")
+                if line == "data: [DONE]":
+                    order.append("last")
+    assert order == ["decided", "first", "billed", "last"]
+
+
 def test_an_open_breaker_lets_one_probe_through_at_a_time():
     now = 0.0
     settings = read_config('[targets.a]\nurl = "http://x"\nbreaker = {failures = 2, open_s = 10}\n' + ROUTE)

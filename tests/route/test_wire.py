@@ -153,6 +153,16 @@ def test_ids_that_anthropic_refuses_are_changed_alike_in_call_and_result():
     assert use["id"] == result["tool_use_id"] == "functions_f_0"
 
 
+@pytest.mark.parametrize("wire", ["openai-chat", "openai-responses"])
+def test_what_is_left_out_is_reported(wire):
+    body, dropped = write_request(
+        parse_request("anthropic", BASE["anthropic"] | {"stop_sequences": None}), wire, reasoning=False, max_output=9
+    )
+    assert {"is_error", "metadata", "earlier reasoning", "reasoning effort", "thinking.budget_tokens"} <= set(dropped)
+    assert "system[0].cache_control" in dropped
+    assert "is_error" not in json.dumps(body)
+
+
 def test_errors_keep_their_meaning():
     overloaded = {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}
     assert read.failure(None, overloaded).status == 529
