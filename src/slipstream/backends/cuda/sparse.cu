@@ -14,8 +14,11 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
+#ifndef FORMAT
+#define FORMAT 0
+#endif
 #define DEV __device__ __forceinline__
-constexpr int WARPS = (KIND == 2 ? 16 : 8) * (KIND == 2 || KIND == 3 ? 2 / NT : 1), THREADS = WARPS * 32, ROWS = 16, RUN_ROWS = 1;  // and slots of `state`
+constexpr int WARPS = (KIND == 2 && FORMAT ? 16 : 8) * (KIND == 2 || KIND == 3 ? 2 / NT : 1), THREADS = WARPS * 32, ROWS = 16, RUN_ROWS = 1;  // and slots of `state`
 constexpr float LIFT = 18446744073709551616.f, UNLIFT = 1 / LIFT;
 extern __shared__ __align__(1024) char shared[];
 
@@ -76,9 +79,6 @@ DEV u32 float_key(float x) {  // order-preserving
 
 // ---- the stream of weights: a stage is 32 columns (64 of MXFP4) of a tile of 16 features
 
-#ifndef FORMAT
-#define FORMAT 0
-#endif
 constexpr int STEP = FORMAT == 2 ? 64 : 32;                   // columns a stage
 constexpr int W_BYTES = FORMAT == 0 ? 1024 : 512;             // weights a stage
 constexpr int X_PARTS = STEP / 32;
@@ -735,6 +735,7 @@ struct AttentionArgs {
 #if KIND == 4
 // Blocks of 32 keys are dealt by absolute position to the 8 warps of each of SPLITS blocks, which are a cluster.
 constexpr int PITCH = D * 2 + (D * 2 % 128 ? 0 : 64), MAX_TILES = (8 * NT * GROUP + 15) / 16;
+constexpr int OWN = 64 * D > 64 * (DV + 8) ? 64 * D : 64 * (DV + 8);
 constexpr int ACC = DV + 8;  // no bank conflicts; column n of product i is value 64 * (i / 8) + 8n + i % 8
 constexpr int START = 0;
 constexpr float LOG2E = 1.4426950408889634f;
@@ -780,7 +781,7 @@ extern "C" __global__ void
 #if SPLITS > 1
     __cluster_dims__(SPLITS, 1, 1)
 #endif
-    __launch_bounds__(256, 1) attention(AttentionArgs a) {
+    __maxnreg__(192) attention(AttentionArgs a) {
     launch_dependents();
     int warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane / 4, c = lane % 4;
     int split = blockIdx.x % SPLITS, kv_heads = a.kv_heads, heads = kv_heads * GROUP;
@@ -788,9 +789,9 @@ extern "C" __global__ void
     int rows = a.state[RUN_ROWS], start = a.state[START], queries = rows * GROUP;
     int features = heads * D + kv_heads * (D + DV), window = min(a.window, (u64)1 << 30);
     char* q_at = shared;                                                  // (16, PITCH)
-    float* acc = (float*)(shared + 16 * PITCH);                           // (WARPS, 16, ACC), see below
-    float* top_at = acc + WARPS * 16 * ACC;                                // (WARPS, 16), then sums
-    u32 block_at = address(top_at + WARPS * 32) + warp * 64 * D + lane * 16;  // a warp's block of keys, lanes' own pieces
+    float* acc = (float*)(shared + 16 * PITCH);  // (WARPS, OWN / 4): a warp's keys, in the end its (16, ACC) sums
+    float* top_at = acc + WARPS * OWN / 4;       // (WARPS, 16), then sums
+    u32 block_at = address(acc) + warp * OWN + lane * 16;  // a warp's block of keys, lanes' own pieces
     u16* keys = a.keys + (u64)kv * a.slots * D;
     u16* values = a.values + (u64)kv * a.slots * DV;
     int last = (start + rows - 1) / 32, lowest = max(0, start - window + 1) / 32;
@@ -915,6 +916,7 @@ extern "C" __global__ void
                             __byte_perm(word(k[0]), word(k[1]), order), __byte_perm(word(k[2]), word(k[3]), order));
                     }
         }
+        __syncwarp();
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             sum[j] += __shfl_xor_sync(~0u, sum[j], 1);
@@ -925,7 +927,7 @@ extern "C" __global__ void
         for (int i = 0; i < DV / 8; i++)
 #pragma unroll
             for (int j = 0; j < 2; j++)
-                *(float2*)&acc[(warp * 16 + g + 8 * j) * ACC + i * 8 + 2 * c] = {o[i][2 * j], o[i][2 * j + 1]};
+                *(float2*)&acc[warp * (OWN / 4) + (g + 8 * j) * ACC + i * 8 + 2 * c] = {o[i][2 * j], o[i][2 * j + 1]};
         __syncthreads();
         __shared__ float share[WARPS][16], merged[2][16];
         if (threadIdx.x < 128) {  // thread (q, w): eight neighbours are a query's warps
@@ -944,7 +946,7 @@ extern "C" __global__ void
             if (query >= queries) continue;
             float most = merged[0][q], total = merged[1][q], y = 0;
 #pragma unroll
-            for (int w = 0; w < WARPS; w++) y += share[w][q] * acc[(w * 16 + q) * ACC + at_e];
+            for (int w = 0; w < WARPS; w++) y += share[w][q] * acc[w * (OWN / 4) + q * ACC + at_e];
             if (SPLITS == 1) {
                 if (a.sinks) total += exp2f(a.sinks[head] * LOG2E - most);
                 if (query < queries) a.out[(u64)(query / GROUP * heads + head) * DV + e] = bf16_bits(y / total * LIFT);

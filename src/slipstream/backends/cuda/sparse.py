@@ -398,7 +398,7 @@ class SparsePass:
                             _at(self.inner), state, stream(None), route, lw.up.columns, lw.up.tiles, eps, f.alpha,
                             f.limit, f.activation == "clamped")  # fmt: skip
             key, _ = _key("expert_up", 2, nt, lw.up.format, 8 * nt * (spec.hidden * 2 + 64), **macros)
-            launch(key, min(self.blocks, -(-units // (16 if nt == 1 else 8))), args)
+            launch(key, min(self.blocks, -(-units * 64 // threads(key))), args)
             stages = lw.down.columns // STEP[lw.down.format]
             splits = next(s for s in (16, 8, 4, 2, 1) if s == 1 or (s * slots <= 16 and stages // s >= 8))
             extra = splits * 8 * nt * slots * 64
@@ -414,13 +414,14 @@ class SparsePass:
         group = a.heads // a.kv_heads
         pitch = a.head_dim * 2 + (0 if a.head_dim * 2 % 128 else 64)
         tiles = -(-8 * nt * group // 16)
-        shared = 16 * pitch + 8 * 16 * (a.value_dim + 8) * 4 + 8 * 32 * 4 + 8 * 64 * a.head_dim
+        shared = 16 * pitch + 8 * 64 * max(a.head_dim, a.value_dim + 8) + 8 * 32 * 4
         key = ("attention", shared, ("KIND", 4), ("NT", nt), ("DEPTH", 1), ("D", a.head_dim), ("DV", a.value_dim),
                ("GROUP", group), ("SPLITS", splits))  # fmt: skip
         keys, values = (cache.layer_keys[i], cache.layer_values[i]) if cache else (None, None)
         slots = keys.shape[1] if keys is not None else 0
         args = _Attention(*map(_at, (self.qkv, keys, values, self.attended, self.parts, lw.q_norm, lw.k_norm,
-                                     lw.cos_sin, lw.sinks)), state, slots, a.kv_heads, len(a.rope.inv_freq), a.window or 1 << 30,
+                                     lw.cos_sin, lw.sinks)), state, slots,
+                          a.kv_heads, len(a.rope.inv_freq), a.window or 1 << 30,
                           a.softmax_scale, a.value_scale, self.spec.norm_eps)  # fmt: skip
         launch(key, a.kv_heads * splits * tiles, args)
 
@@ -431,16 +432,20 @@ def _at(tensor: torch.Tensor | None) -> int | None:
 
 def threads(key: tuple[Any, ...]) -> int:
     """Of a block."""
-    return {"expert_up": 512, "expert_down": 256}.get(key[0], 128) * (
-        2 if key[0][:6] != "expert" or ("NT", 1) in key else 1
-    )
+    name, macros = key[0], dict(key[2:])
+    if name == "expert_up":
+        return (512 if macros["FORMAT"] == BF16 else 1024) // macros["NT"]
+    return 512 // macros["NT"] if name == "expert_down" else 256
 
 
 def _key(name: str, kind: int, nt: int, format: int, extra: int = 0, **macros: int) -> tuple[tuple[Any, ...], int]:
     """What a kernel is compiled from: its name, shared memory and macros. extra: bytes beside the queues."""
     stage = {BF16: 1024, FP8: 768, MXFP4: 640}[format]
-    if name == "expert_up":  # one block fills a multiprocessor; its warps share the activations
-        warps, room = 32 // nt, 2 * QUEUE_BYTES + 8 * 1024 - extra
+    if name == "expert_up":  # one block fills a multiprocessor, or with bf16 leaves room for one of `expert_down`
+        warps, room = (
+            (16, QUEUE_BYTES + 16 * 1024 - extra) if format == BF16 else (32, 2 * QUEUE_BYTES + 8 * 1024 - extra)
+        )
+        warps //= nt
     else:
         stage, warps = stage + (1024 if format == MXFP4 else 512) * nt, 16 // nt if name == "expert_down" else 8
         room = QUEUE_BYTES - extra
