@@ -38,9 +38,11 @@ def command(config: Path, host: str | None, port: int | None, log_level: str) ->
     """
     need_router()
     from slipstream.route.config import load_config
+    from slipstream.route.gateway import make_policies
     from slipstream.route.run import run_router
 
     settings = load_config(config)
+    make_policies(settings)
     if host is not None and host not in LOOPBACK and not settings.keys:
         raise SlipstreamError(f"{host} can be reached by others; add [[keys]] to {config}, or leave out --host")
     at = f"http://{host or settings.server.host}:{settings.server.port if port is None else port}"
