@@ -432,7 +432,8 @@ def _at(tensor: torch.Tensor | None) -> int | None:
 
 def threads(key: tuple[Any, ...]) -> int:
     """Of a block."""
-    name, macros = key[0], dict(key[2:])
+    name: str = key[0]
+    macros: dict[str, int] = dict(key[2:])
     if name == "expert_up":
         return (512 if macros["FORMAT"] == BF16 else 1024) // macros["NT"]
     return 512 // macros["NT"] if name == "expert_down" else 256
