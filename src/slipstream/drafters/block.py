@@ -85,8 +85,8 @@ class Record:
             self._recorded.clear()
             warnings.warn(
                 f"the block drafter brings {self.acceptance:.2f} tokens a round here, {expected:.2f} at its training; "
-                "the text is unlike its training data, or it was trained for other weights: train one with "
-                "`slipstream train-drafter`, or use --drafter suffix",
+                "the text is unlike its training data, or it was trained for other weights; choose "
+                "another, or use --drafter suffix",
                 stacklevel=2,
             )
 

@@ -118,8 +118,7 @@ class LLM(Generates):
         if folder is None:
             if drafter != "auto":
                 raise RequestError(
-                    "there is no block drafter for this model; train one with `slipstream train-drafter`, or use "
-                    "--drafter suffix"
+                    "there is no block drafter for this model; name the folder of one, or use --drafter suffix"
                 )
             return None
         weights = load_block_drafter(folder, self.spec, tensors or {})
