@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 @click.option("--questions", type=click.Path(path_type=Path), help="Outcomes, as `slipstream route train` reads them.")
 @click.option("--strong-column", default=None, help="CSV: who was right for strong.")
 @click.option("--fast-column", default=None, help="CSV: who was right for fast.")
-@click.option("--recorded", type=click.Path(path_type=Path), help="Recorded sessions: JSON Lines, or a ledger (*.db).")
+@click.option(
+    "--recorded",
+    type=click.Path(path_type=Path),
+    help="Recorded sessions: JSON Lines, a ledger (*.db), or the settings that name it.",
+)
 @click.option(
     "--tasks", type=click.IntRange(2), default=None, help="So many made-up software tasks; a model, no proof."
 )
@@ -88,8 +92,10 @@ def command(
             return ask_once(policy, outcomes, catalogue, strong, fast)
     elif recorded is not None:
         from slipstream.route.logged import recorded as logged
+        from slipstream.route.summary import ledger_of
 
-        sessions = logged(recorded, name) if recorded.suffix == ".db" else read_recording(recorded)
+        kept = recorded.suffix in (".db", ".toml")
+        sessions = logged(ledger_of(recorded), name) if kept else read_recording(recorded)
 
         def play(policy: Policy) -> list[Run]:
             return [replay(policy, steps, catalogue, f"session {i}") for i, steps in enumerate(sessions)]

@@ -35,7 +35,7 @@ def command(
     """Train on OUTCOMES, of which two models were right or wrong; write a model for `policy = "learned"`.
 
     OUTCOMES is JSON Lines with text, strong, fast and group; a CSV file with `prompt` and a column of True or False a
-    model; a folder of such files; or the ledger of a router that keeps texts (*.db).
+    model; a folder of such files; or the ledger of a router that keeps texts (*.db, or the settings file that names it).
 
     \b
     Examples:
@@ -47,12 +47,13 @@ def command(
 
     from slipstream.route.learned import save
 
-    if outcomes.suffix == ".db":
+    if outcomes.suffix in (".db", ".toml"):
         from slipstream.route.logged import train_logged
+        from slipstream.route.summary import ledger_of
 
         if strong is None or fast is None:
             raise click.UsageError("a ledger needs --strong TARGET and --fast TARGET")
-        model = train_logged(outcomes, strong, fast, share=0.4 if share is None else share)
+        model = train_logged(ledger_of(outcomes), strong, fast, share=0.4 if share is None else share)
     else:
         from slipstream.route.outcomes import read_outcomes, table
         from slipstream.route.training import train

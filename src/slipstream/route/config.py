@@ -229,15 +229,29 @@ class Server(_Settings):
 
 
 class Ledger(_Settings):
-    """The SQLite file of decisions and bills. fsync: survive the loss of power too, and not only of the process.
+    """Where decisions and bills are kept. path: an SQLite file. url: a PostgreSQL database instead, for routers on
+    several machines; its password comes from libpq's PGPASSWORD or ~/.pgpass.
 
-    texts: also keep the conversations, which `route train` and `route eval` need. keep_days: None is for ever.
+    fsync: survive the loss of power too, and not only of the process. texts: also keep the conversations, which
+    `route train` and `route eval` need. keep_days: None is for ever.
     """
 
     path: Path = Path("route.db")
+    url: str | None = None
     fsync: bool = True
     texts: bool = False
     keep_days: Positive | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _database(cls, url: str | None) -> str | None:
+        if url is not None:
+            parts = urlsplit(url)
+            if parts.scheme not in ("postgresql", "postgres"):
+                raise ValueError("must be a postgresql:// address")
+            if parts.password or "password" in parts.query:
+                raise ValueError("must not hold a password; set PGPASSWORD, or write ~/.pgpass")
+        return url
 
 
 class Config(_Settings):

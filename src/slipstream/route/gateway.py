@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from slipstream.route.config import Config, Key, RouteConfigError
 from slipstream.route.decision import Policy, RouteError
-from slipstream.route.ledger import Allowance, Ledger, Store
+from slipstream.route.ledger import Allowance, Ledger
 from slipstream.route.local import LocalEngine
 from slipstream.route.metrics import Metrics
 from slipstream.route.policies import make_policy
@@ -93,10 +93,10 @@ def make_policies(config: Config) -> dict[str, Policy]:
 class Gateway:
     """Everything that outlives a reload."""
 
-    def __init__(self, config: Config, store: Store | None = None) -> None:
+    def __init__(self, config: Config) -> None:
         """Raises SlipstreamError where a policy, an engine or the ledger cannot be had."""
         policies = make_policies(config)
-        self.ledger = store or Ledger(config.ledger)
+        self.ledger = Ledger(config.ledger)
         self.metrics = Metrics()
         self.sessions = Sessions(config.server.sessions, config.server.session_ttl_s)
         self.draining = False
@@ -152,8 +152,7 @@ class Gateway:
     async def close(self) -> None:
         for name, upstream in self.live.upstreams.items():
             await self._retire(upstream, self.live.engines.get(name))
-        if isinstance(self.ledger, Ledger):
-            await asyncio.to_thread(self.ledger.close)
+        await asyncio.to_thread(self.ledger.close)
 
     def metrics_text(self) -> bytes:
         for name, upstream in self.live.upstreams.items():

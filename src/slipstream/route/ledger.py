@@ -1,4 +1,4 @@
-"""Every decision and every bill, in one SQLite file (WAL) that several routers of a machine may share.
+"""Every decision and every bill, in one database that several routers share: an SQLite file, or PostgreSQL.
 
 A request is one row: admitted, decided, billed. `decided` and `billed` return when the row is on disk, and the gateway
 waits for them before the first and the last byte go to the client, so a process that is killed loses no row that a
@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import queue
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from slipstream.errors import SlipstreamError
 from slipstream.route.config import Budget
 from slipstream.route.config import Ledger as Settings
+from slipstream.route.databases import Database, LedgerError, Source, opened, read
 from slipstream.serve.errors import ApiError
+
+__all__ = ["Allowance", "Ledger", "LedgerError", "Source", "read_rows"]
+
+log = logging.getLogger("slipstream.route")
 
 MINUTE_S = 60.0
 LOST_S = 3600.0
@@ -39,6 +42,13 @@ COLUMNS = {
     "judge_time_s": "REAL", "reserved": "REAL", "dropped": "TEXT", "arms": "TEXT", "error": "TEXT", "texts": "TEXT",
 }  # fmt: skip
 JSON_COLUMNS = ("reasons", "alternatives", "attempts", "dropped", "arms", "texts")
+TABLES = (
+    f"CREATE TABLE IF NOT EXISTS requests ({', '.join(f'{name} {kind}' for name, kind in COLUMNS.items())})",
+    "CREATE INDEX IF NOT EXISTS by_key ON requests (key, started)",
+    "CREATE INDEX IF NOT EXISTS by_time ON requests (started)",
+    "CREATE INDEX IF NOT EXISTS by_open ON requests (route, key) WHERE cost IS NULL",
+    "CREATE TABLE IF NOT EXISTS spent (scope TEXT, period TEXT, usd REAL, PRIMARY KEY (scope, period))",
+)
 
 
 @dataclass(frozen=True)
@@ -50,37 +60,23 @@ class Allowance:
     budgets: Sequence[tuple[str, Budget]] = ()
 
 
-class Store(Protocol):
-    """Where rows are kept. SQLite here; several machines that share budgets need another."""
-
-    async def admit(self, row: Mapping[str, Any], allowance: Allowance) -> None: ...
-    async def decided(self, id: str, row: Mapping[str, Any]) -> None: ...
-    async def billed(self, id: str, row: Mapping[str, Any]) -> bool: ...
-
-
-class LedgerError(SlipstreamError):
-    """The file cannot be opened or written."""
-
-
 @dataclass
 class _Job:
-    work: Callable[[sqlite3.Connection], Any]
+    work: Callable[[Database], Any]
     done: Callable[[Any, BaseException | None], None]
     durable: bool
 
 
 class Ledger:
-    """The writer of one file. `close` when nothing more comes."""
+    """The writer of one ledger. `close` when nothing more comes."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        """Raises LedgerError."""
+        self.source: Source = settings.path if settings.url is None else settings.url
         self._settings, self._clock = settings, clock
-        try:
-            settings.path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = _open(settings.path, settings.fsync)
-        except (OSError, sqlite3.Error) as error:
-            raise LedgerError(f"{settings.path}: {error}; set [ledger] path to a file that can be written") from error
-        self._recover()
+        self._db = opened(settings, TABLES)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._tidy()
         self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
         self._thread.start()
 
@@ -94,13 +90,13 @@ class Ledger:
         await self._do(lambda db: self._admit(db, row, allowance), durable=False)
 
     async def decided(self, id: str, row: Mapping[str, Any]) -> None:
-        await self._do(lambda db: _update(db, id, row, ""), durable=True)
+        await self._do(lambda db: self._decided(db, id, row), durable=True)
 
     async def billed(self, id: str, row: Mapping[str, Any]) -> bool:
         """Close a row with its cost; False where that was done before, and nothing changed."""
         return bool(await self._do(lambda db: self._bill(db, id, row), durable=True))
 
-    def _admit(self, db: sqlite3.Connection, row: Mapping[str, Any], allowance: Allowance) -> None:
+    def _admit(self, db: Database, row: Mapping[str, Any], allowance: Allowance) -> None:
         now, key = row["started"], row.get("key")
         if allowance.requests_per_minute or allowance.tokens_per_minute:
             since = now - MINUTE_S
@@ -118,7 +114,11 @@ class Ledger:
                 raise ApiError(402, message, code="budget_exceeded")
         _insert(db, row)
 
-    def _bill(self, db: sqlite3.Connection, id: str, row: Mapping[str, Any]) -> bool:
+    def _decided(self, db: Database, id: str, row: Mapping[str, Any]) -> None:
+        if not _update(db, id, row, ""):  # it was admitted in a transaction that the disk did not take
+            raise ApiError(503, "the ledger lost this request; send it again", code="ledger_unavailable")
+
+    def _bill(self, db: Database, id: str, row: Mapping[str, Any]) -> bool:
         if not _update(db, id, row, " AND cost IS NULL"):
             return False
         started, key, route = db.execute("SELECT started, key, route FROM requests WHERE id = ?", (id,)).fetchone()
@@ -126,15 +126,18 @@ class Ledger:
         for scope in (f"key:{key}", f"route:{route}"):
             for period in ("day", "month", "total"):
                 db.execute(
-                    "INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET usd = usd + excluded.usd",
+                    "INSERT INTO spent VALUES (?, ?, ?) "
+                    "ON CONFLICT (scope, period) DO UPDATE SET usd = spent.usd + excluded.usd",
                     (scope, period_of(period, started), usd),
                 )
         return True
 
-    def _recover(self) -> None:
+    def _tidy(self) -> None:
         """Close what a router that died left open, and forget what is too old."""
-        now = self._clock()
-        with self._db:
+        self._tidied = time.monotonic()
+        try:
+            self._db.begin()
+            now = self._clock()
             lost = self._db.execute(
                 "SELECT id, reserved FROM requests WHERE cost IS NULL AND started < ?", (now - LOST_S,)
             ).fetchall()
@@ -142,8 +145,12 @@ class Ledger:
                 self._bill(self._db, id, {"cost": reserved or 0.0, "status": "lost", "estimated": 1})
             if self._settings.keep_days:
                 self._db.execute("DELETE FROM requests WHERE started < ?", (now - 86400 * self._settings.keep_days,))
+            self._db.commit()
+        except Exception as error:  # of many classes; the next hour tries again
+            self._db.rollback()
+            log.error("%s", json.dumps({"event": "ledger not tidied", "error": str(error)}))
 
-    async def _do(self, work: Callable[[sqlite3.Connection], Any], durable: bool) -> Any:
+    async def _do(self, work: Callable[[Database], Any], durable: bool) -> Any:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
@@ -162,70 +169,87 @@ class Ledger:
         return await asyncio.shield(future)
 
     def _write(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            told: list[tuple[_Job, Any]] = []
-            last = False
+        while True:
             try:
-                self._db.execute("BEGIN IMMEDIATE")
-                batch: _Job | None = job
-                while batch is not None:
-                    self._run(batch, told)
-                    try:
-                        batch = self._jobs.get_nowait()
-                        last = batch is None
-                    except queue.Empty:
-                        batch = None
-                self._db.execute("COMMIT")
-            except sqlite3.Error as error:
-                with suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
-                refused = ApiError(503, f"the ledger cannot be written: {error}", code="ledger_unavailable")
-                for waiting, _ in told or [(job, None)]:
-                    waiting.done(None, refused)
-                told = []
-            for waiting, value in told:
-                waiting.done(value, None)
-            if last:
+                job = self._jobs.get(timeout=max(0.0, self._tidied + LOST_S - time.monotonic()))
+            except queue.Empty:
+                self._tidy()
+                continue
+            if job is None:
                 return
+            batch = [job]
+            try:
+                self._together(batch)
+            except Exception:  # of many classes, and none may end this thread
+                self._db.rollback()
+                for one in batch:
+                    self._alone(one)
 
-    def _run(self, job: _Job, told: list[tuple[_Job, Any]]) -> None:
-        """A refusal is told at once; what need not be on disk first, too."""
+    def _together(self, batch: list[_Job]) -> None:
+        """Write the jobs in `batch`, and those that come meanwhile, as one transaction."""
+        told = []
+        self._db.begin()
+        for job in batch:  # which grows
+            value, refused = self._run(job)
+            if job.durable and not refused:
+                told.append((job, value))
+            with suppress(queue.Empty):
+                if (waits := self._jobs.get_nowait()) is None:
+                    self._jobs.put(None)  # the end, after this
+                    break
+                batch.append(waits)
+        self._db.commit()
+        for job, value in told:
+            job.done(value, None)
+
+    def _alone(self, job: _Job) -> None:
+        """Another try for a job of a batch that failed: one of the others was at fault, or a lost connection."""
+        try:
+            self._db.begin()
+            value, refused = self._run(job)
+            self._db.commit()
+            if not refused:
+                job.done(value, None)
+        except Exception as why:
+            self._db.rollback()
+            log.error("%s", json.dumps({"event": "ledger not written", "error": str(why)}))
+            job.done(None, ApiError(503, "the ledger cannot be written; the log says why", code="ledger_unavailable"))
+
+    def _run(self, job: _Job) -> tuple[Any, bool]:
+        """(what came of it, whether it was refused). A refusal is told at once; what need not be on disk first, too."""
         try:
             value = job.work(self._db)
         except ApiError as error:
             job.done(None, error)
-            return
-        if job.durable:
-            told.append((job, value))
-        else:
+            return None, True
+        if not job.durable:
             job.done(value, None)
-
-
-def _open(path: Path, fsync: bool) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
-    path.chmod(0o600)
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
-    columns = ", ".join(f'"{name}" {kind}' for name, kind in COLUMNS.items())
-    db.execute(f"CREATE TABLE IF NOT EXISTS requests ({columns})")
-    db.execute("CREATE INDEX IF NOT EXISTS by_key ON requests (key, started)")
-    db.execute("CREATE INDEX IF NOT EXISTS by_time ON requests (started)")
-    db.execute("CREATE INDEX IF NOT EXISTS by_open ON requests (route, key) WHERE cost IS NULL")
-    db.execute("CREATE TABLE IF NOT EXISTS spent (scope TEXT, period TEXT, usd REAL, PRIMARY KEY (scope, period))")
-    return db
+        return value, False
 
 
 def _encoded(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: json.dumps(v) if k in JSON_COLUMNS and v is not None else v for k, v in row.items() if k in COLUMNS}
+    return {name: _plain(name, value) for name, value in row.items() if name in COLUMNS}
 
 
-def _insert(db: sqlite3.Connection, row: Mapping[str, Any]) -> None:
+def _plain(name: str, value: Any) -> Any:
+    """As every database takes it: text without half a surrogate pair or NUL, which a target's answer may hold."""
+    if name in JSON_COLUMNS and value is not None:
+        return json.dumps(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode().replace("\0", "")
+    return int(value) if isinstance(value, bool) else value
+
+
+def _insert(db: Database, row: Mapping[str, Any]) -> None:
     values = _encoded(row)
     names = ", ".join(f'"{name}"' for name in values)
-    db.execute(f"INSERT INTO requests ({names}) VALUES ({', '.join('?' * len(values))})", list(values.values()))
+    db.execute(
+        f"INSERT INTO requests ({names}) VALUES ({', '.join('?' * len(values))}) ON CONFLICT (id) DO NOTHING",
+        list(values.values()),
+    )
 
 
-def _update(db: sqlite3.Connection, id: str, row: Mapping[str, Any], only: str) -> int:
+def _update(db: Database, id: str, row: Mapping[str, Any], only: str) -> int:
     values = _encoded(row)
     sets = ", ".join(f'"{name}" = ?' for name in values)
     return db.execute(f"UPDATE requests SET {sets} WHERE id = ?{only}", [*values.values(), id]).rowcount
@@ -236,7 +260,7 @@ def period_of(period: str, when: float) -> str:
     return {"day": day, "month": day[:7]}.get(period, "total")
 
 
-def spent_usd(db: sqlite3.Connection, scope: str, period: str, now: float) -> tuple[float, float]:
+def spent_usd(db: Database, scope: str, period: str, now: float) -> tuple[float, float]:
     """(billed, reserved by open requests) of a scope in the period of `now`."""
     column, _, name = scope.partition(":")
     assert column in ("key", "route")
@@ -247,25 +271,18 @@ def spent_usd(db: sqlite3.Connection, scope: str, period: str, now: float) -> tu
 
 
 def read_rows(
-    path: Path, *, since: float = 0.0, id: str | None = None, route: str | None = None, last: int | None = None
+    source: Source, *, since: float = 0.0, id: str | None = None, route: str | None = None, last: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """Rows of a ledger as they were written, the oldest first; of `last`, only so many of the newest.
 
-    Raises LedgerError where there is no such file.
+    Raises LedgerError where there is no such ledger.
     """
-    if not path.exists():
-        raise LedgerError(f"{path}: there is no ledger; `slipstream route CONFIG.toml` writes one")
-    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-    db.row_factory = sqlite3.Row
     where, values = ["started >= ?"], [since]
     for name, value in (("id", id), ("route", route)):
         if value is not None:
             where.append(f"{name} = ?")
             values.append(value)  # type: ignore[arg-type]
     newest = f" ORDER BY started DESC LIMIT {int(last)}" if last is not None else ""
-    try:
-        picked = f"SELECT * FROM requests WHERE {' AND '.join(where)}{newest}"
-        for row in db.execute(f"SELECT * FROM ({picked}) ORDER BY started", values):
-            yield {k: json.loads(row[k]) if k in JSON_COLUMNS and row[k] else row[k] for k in row.keys()}  # noqa: SIM118
-    finally:
-        db.close()
+    picked = f"SELECT * FROM requests WHERE {' AND '.join(where)}{newest}"
+    for row in read(source, f"SELECT * FROM ({picked}) AS picked ORDER BY started", values):
+        yield {name: json.loads(value) if name in JSON_COLUMNS and value else value for name, value in row.items()}

@@ -11,35 +11,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from slipstream.route.decision import Conversation, Message, RouteError, ToolCall
 from slipstream.route.learned import Model, features, newest_request
-from slipstream.route.ledger import read_rows
+from slipstream.route.ledger import Source, read_rows
 from slipstream.route.replay import RecordedStep
 from slipstream.route.training import CURVE_POINTS, FEWEST, arm, gain_curve
 from slipstream.route.trajectory import signals
 
 
-def sessions(path: Path, route: str | None = None) -> Iterator[list[dict[str, Any]]]:
+def sessions(ledger: Source, route: str | None = None) -> Iterator[list[dict[str, Any]]]:
     """The answered rows of each session that have texts, in order. Raises LedgerError."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for row in read_rows(path, route=route):
+    for row in read_rows(ledger, route=route):
         if row["texts"] and row["status"] == "ok":
             found.setdefault(row["session"], []).append(row)
     yield from found.values()
 
 
-def recorded(path: Path, route: str | None = None) -> list[list[RecordedStep]]:
+def recorded(ledger: Source, route: str | None = None) -> list[list[RecordedStep]]:
     """Sessions to replay. tool_s: from the end of an answer to the session's next request, people included.
 
     Raises RouteError where no row has its text.
     """
     made = []
-    for rows in sessions(path, route):
+    for rows in sessions(ledger, route):
         ends = [row["started"] + row["time_s"] for row in rows]
         gaps = [max(0.0, after["started"] - end) for after, end in zip(rows[1:], ends, strict=False)]
         made.append(
@@ -49,7 +48,7 @@ def recorded(path: Path, route: str | None = None) -> list[list[RecordedStep]]:
             ]
         )
     if not made:
-        raise RouteError(f"{path} keeps no texts; set texts = true under [ledger], and let it work for a while")
+        raise RouteError(f"{ledger} keeps no texts; set texts = true under [ledger], and let it work for a while")
     return made
 
 
@@ -76,14 +75,14 @@ def conversation(texts: Mapping[str, Any], prompt_tokens: int | None = None) -> 
     )
 
 
-def train_logged(path: Path, strong: str, fast: str, *, share: float, route: str | None = None) -> Model:
+def train_logged(ledger: Source, strong: str, fast: str, *, share: float, route: str | None = None) -> Model:
     """A model from the ledger alone; its threshold sends `share` of the logged steps to strong.
 
     Raises RouteError where either target has too few steps with known consequences.
     """
     x: dict[str, list[Any]] = {strong: [], fast: []}
     right: dict[str, list[float]] = {strong: [], fast: []}
-    for rows in sessions(path, route):
+    for rows in sessions(ledger, route):
         for row, after in pairwise(rows):
             step, then = conversation(row["texts"]), conversation(after["texts"])
             new = Conversation((Message("user", ""), *then.messages[len(step.messages) :]))

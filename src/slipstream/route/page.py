@@ -27,7 +27,7 @@ async def _page(request: Request) -> Response:
 
 
 async def _figures(request: Request) -> Response:
-    live, key = admitted(request)
+    _, key = admitted(request)
     if key is not None and key.routes is not None:
         raise ApiError(403, "this key sees some routes alone, and the page shows all", code="permission_denied")
     try:
@@ -36,7 +36,7 @@ async def _figures(request: Request) -> Response:
         raise invalid("minutes must be a number", "minutes", "invalid_value") from None
     if not (math.isfinite(minutes) and 0 < minutes <= MOST_MINUTES):
         raise invalid(f"minutes must be above 0, and at most {MOST_MINUTES:g}", "minutes", "invalid_value")
-    return JSONResponse(await asyncio.to_thread(summary, live.config.ledger.path, minutes))
+    return JSONResponse(await asyncio.to_thread(summary, request.app.state.gateway.ledger.source, minutes))
 
 
 ROUTES = (Route("/", _page), Route("/v1/slipstream/route", _figures))

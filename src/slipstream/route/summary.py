@@ -9,23 +9,24 @@ from statistics import median
 from typing import Any
 
 from slipstream.route.decision import RouteError
-from slipstream.route.ledger import read_rows
+from slipstream.route.ledger import Source, read_rows
 
 LATEST = 25
 
 
-def ledger_of(path: Path) -> Path:
+def ledger_of(path: Path) -> Source:
     """The ledger itself, or the one that a settings file names. Raises RouteConfigError."""
     if path.suffix != ".toml":
         return path
     from slipstream.route.config import load_config
 
-    return load_config(path).ledger.path
+    settings = load_config(path).ledger
+    return settings.path if settings.url is None else settings.url
 
 
-def summary(path: Path, minutes: float = 60.0, now: float | None = None) -> dict[str, Any]:
+def summary(ledger: Source, minutes: float = 60.0, now: float | None = None) -> dict[str, Any]:
     """Totals, savings against both arms, each target and tier, and the latest decisions. Raises LedgerError."""
-    rows = list(read_rows(path, since=(time.time() if now is None else now) - 60 * minutes))
+    rows = list(read_rows(ledger, since=(time.time() if now is None else now) - 60 * minutes))
     done = [row for row in rows if row["cost"] is not None]
     return {
         "minutes": minutes,
@@ -94,11 +95,11 @@ def _usd(row: Mapping[str, Any]) -> float:
     return float(row["cost"] or 0.0) + float(row["judge_cost"] or 0.0)
 
 
-def explain(path: Path, id: str) -> str:
+def explain(ledger: Source, id: str) -> str:
     """A request's row for people: why it went there, what else there was, what came of it. Raises RouteError."""
-    row = next(iter(read_rows(path, id=id)), None)
+    row = next(iter(read_rows(ledger, id=id)), None)
     if row is None:
-        raise RouteError(f"{path} has no request {id!r}; answers carry their id in x-slipstream-request")
+        raise RouteError(f"{ledger} has no request {id!r}; answers carry their id in x-slipstream-request")
     lines = [
         f"{row['id']}  {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(row['started']))}  {row['status']}",
         f"route {row['route']}, policy {row['policy']}, session {row['session']}, asked by {row['agent']}",
