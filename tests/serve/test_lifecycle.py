@@ -10,6 +10,8 @@ import openai
 import pytest
 from serving import serving
 
+from slipstream.serve.config import Sessions
+
 QUESTION = [{"role": "user", "content": "Tell me a story."}]
 
 
@@ -28,7 +30,10 @@ def raw_request(running, body) -> socket.socket:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_the_device_within_two_rounds(smollm2, stream):
+def test_a_client_that_leaves_frees_the_device_within_two_rounds(smollm2, stream, monkeypatch):
+    scheduler = smollm2.service.scheduler
+    cancel, noticed = scheduler.cancel, []
+    monkeypatch.setattr(scheduler, "cancel", lambda job: (noticed.append(job.rounds), cancel(job)))
     link = raw_request(smollm2, {"max_tokens": 2000, "stream": stream, "ignore_eos": True})
     while not (running := smollm2.service.scheduler.streams()) or running[0].rounds < 4:
         time.sleep(0.002)
@@ -39,6 +44,7 @@ def test_a_client_that_leaves_frees_the_device_within_two_rounds(smollm2, stream
     assert job.ended
     # noticing takes the event loop a moment, in which a round of a few milliseconds may end
     assert job.rounds - before <= 2 + 3
+    assert job.rounds - noticed[0] <= 2
 
 
 def test_a_slow_reader_slows_nobody(tiny_llm):
@@ -56,6 +62,76 @@ def test_a_slow_reader_slows_nobody(tiny_llm):
             time.sleep(0.01)
         assert running.at_rest(0.1)
         slow.close()
+
+
+def test_a_reader_of_one_byte_a_second_neither_slows_others_nor_piles_up(slow_llm):
+    from slipstream.serve.config import Limits
+
+    with serving(slow_llm, limits=Limits(unread=40)) as running:
+        ask(running)
+        alone = timed(lambda: ask(running, max_tokens=100, extra_body={"ignore_eos": True}))
+        slow = raw_request(running, {"max_tokens": 480, "stream": True, "ignore_eos": True})
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        over = threading.Event()
+
+        def read():
+            while slow.recv(1) and not over.wait(1):
+                pass
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        shared = timed(lambda: ask(running, max_tokens=100, extra_body={"ignore_eos": True}))
+        assert running.at_rest(20), "its stream ended, read or not"
+        after = timed(lambda: ask(running, max_tokens=100, extra_body={"ignore_eos": True}))
+        over.set()
+        reader.join()
+        slow.close()
+        assert shared < 3 * alone + 1, "they took turns"
+        assert after < 2 * alone + 0.5
+
+
+def timed(work) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def test_an_answer_far_ahead_of_its_reader_is_ended(slow_llm):
+    import asyncio
+
+    from slipstream import SamplingParams
+    from slipstream.serve.answers import Ask
+    from slipstream.serve.auth import Client
+    from slipstream.serve.config import Limits
+    from slipstream.serve.errors import ApiError
+
+    async def read_late(service):
+        params = SamplingParams(max_tokens=450, ignore_eos=True)
+        answer = await service.start(Ask(params, prompt=[1, 2, 3]), Client(None))
+        while not answer.jobs[0].ended:
+            await asyncio.sleep(0.01)
+        held = answer._queue.qsize()
+        with pytest.raises(ApiError, match="ahead of its reader"):
+            [step async for step in answer.steps()]
+        return held
+
+    with serving(slow_llm, limits=Limits(unread=20), drafter="none") as running:
+        assert asyncio.run(read_late(running.service)) <= 20 + 5
+
+
+def test_more_requests_at_once_than_allowed_are_told_so(slow_llm):
+    from slipstream.serve.config import Limits
+
+    with serving(slow_llm, limits=Limits(requests=1)) as running:
+        stream = ask(running, max_tokens=450, stream=True, extra_body={"ignore_eos": True})
+        next(stream)
+        with pytest.raises(openai.InternalServerError) as refused:
+            ask(running)
+        assert refused.value.status_code == 503
+        assert refused.value.response.headers["retry-after"]
+        assert httpx.get(f"{running.url}/health").status_code == 200
+        stream.close()
+        assert running.at_rest()
 
 
 def test_a_stream_that_waits_long_says_that_it_is_alive(slow_llm, monkeypatch):
@@ -126,7 +202,8 @@ def test_requests_that_take_too_long_are_ended(tiny_llm):
         assert running.at_rest()
 
 
-def test_load_leaves_nothing_behind_and_changes_no_answer(tiny_llm):
+@pytest.mark.parametrize("model_fixture", ["tiny_llm", "smollm2_llm"])
+def test_load_leaves_nothing_behind_and_changes_no_answer(model_fixture, request):
     """500 requests over 16 connections: a third cancelled mid-stream, a third malformed, the rest as if alone."""
     prompts = [f"Question number {i % 20}: why?" for i in range(500)]
 
@@ -136,7 +213,8 @@ def test_load_leaves_nothing_behind_and_changes_no_answer(tiny_llm):
             "seed": i % 20, "temperature": 1.0, "ignore_eos": True,
         } | more  # fmt: skip
 
-    with serving(tiny_llm) as running:
+    # kept conversations are no leak: with few of them, all are there before and after
+    with serving(request.getfixturevalue(model_fixture), sessions=Sessions(count=8)) as running:
         model = running.model
         alone, answers, wrong, errors = {}, {}, [], []
         with httpx.Client(base_url=running.url) as client:

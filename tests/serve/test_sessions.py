@@ -61,6 +61,16 @@ def test_branches_of_a_conversation_do_not_cost_each_other(tiny_llm, prompt):
     assert cached >= len(long) - 1, "the first branch is still whole"
 
 
+def test_the_same_prompt_again_copies_nothing(tiny_llm, prompt):
+    pool = SessionPool(tiny_llm, Sessions())
+    run(pool, tiny_llm, prompt, 200)  # a session far longer than the prompt
+    run(pool, tiny_llm, prompt, 2)
+    count = pool.idle
+    for _ in range(3):
+        assert run(pool, tiny_llm, prompt, 2)[1] == len(prompt) - 1
+    assert pool.idle == count
+
+
 def test_sliding_windows_are_reused_exactly(tmp_path):
     llm = LLM(write_tiny_checkpoint(tmp_path / "mistral", "mistral"), threads=1)
     tokens = llm.tokenizer.encode(WORDS)
@@ -137,7 +147,7 @@ def test_files_are_private_and_the_oldest_make_room(tiny_llm, tmp_path):
     assert store.closest([4] * 11).shared == 10
 
 
-SERVE = [sys.executable, "-m", "slipstream", "serve", "smollm2", "--context", "2048", "--port"]
+SERVE = [sys.executable, "-m", "slipstream", "serve", "smollm2", "--context", "6144", "--port"]
 
 
 def served(port: int, folder) -> subprocess.Popen:
@@ -155,15 +165,16 @@ def served(port: int, folder) -> subprocess.Popen:
 def test_killed_in_the_middle_it_comes_back_with_its_sessions(smollm2_llm, tmp_path):
     port = 20_000 + os.getpid() % 20_000
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
-    turns = [{"role": "user", "content": WORDS * 40}]
+    turns = [{"role": "user", "content": WORDS * 270}]
 
     def ask(**more):
         body = {"model": "smollm2", "messages": turns, "max_tokens": 8, "temperature": 0} | more
-        return httpx.post(url, json=body, timeout=120).json()
+        return httpx.post(url, json=body, timeout=300).json()
 
     process = served(port, tmp_path)
     try:
         first = ask()
+        assert first["usage"]["prompt_tokens"] >= 4000
         turns += [{"role": "assistant", "content": first["choices"][0]["message"]["content"]}]
         turns += [{"role": "user", "content": "Go on."}]
         deadline = time.monotonic() + 20

@@ -96,6 +96,15 @@ def test_a_chat_in_the_browser_streams_and_shows_its_rounds(page, smollm2):
     coloured = page.js("[...document.querySelectorAll('.round')].filter(r => r.style.background).length")
     several = page.js("[...document.querySelectorAll('.round')].filter(r => / [1-9]\\d* of /.test(r.title)).length")
     assert coloured == several > 0
+    guesses = page.js(
+        "[...document.querySelectorAll('.guess')].filter(g => g.style.background).map(g => g.textContent)"
+    )
+    assert guesses
+    assert all(guesses), "what was guessed is marked, and nothing else"
+    whole = page.js(
+        "[...document.querySelectorAll('.round')].filter(r => !/ 0 of /.test(r.title)).map(r => r.textContent)"
+    )
+    assert len("".join(guesses)) < len("".join(whole)), "the round's last token is the model's own"
 
 
 def test_stop_in_the_browser_frees_the_machine(page, smollm2):

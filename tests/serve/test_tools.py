@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import openai
 import pydantic
 import pytest
@@ -12,7 +13,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from slipstream import LLM, SamplingParams
 from slipstream.serve.grammar import GrammarCompiler, json_rule
-from slipstream.serve.prompts import Tool, tool_grammar
+from slipstream.serve.prompts import Tool, strict_grammar, tool_grammar
 
 PERSON = {
     "type": "object",
@@ -169,3 +170,94 @@ def test_pydantic_ai_gets_its_objects(smollm2, output):
     agent = Agent(OpenAIChatModel(smollm2.model, provider=provider), output_type=output)
     done = agent.run_sync("Bob is 42 years old.", model_settings={"temperature": 0, "max_tokens": 80})
     assert isinstance(done.output, Person)
+
+
+@pytest.mark.parametrize("format", ["hermes", "llama3", "mistral", "harmony"])
+def test_a_strict_tool_is_schema_exact_wherever_a_call_begins(tiny_llm: LLM, format):
+    from slipstream.serve.output import Arguments, CallStart, OutputParser, Style, merged
+
+    schema = {"type": "object", "properties": {"c": {"enum": ["r", "g"]}}, "required": ["c"]}
+    tools = [Tool("pick", "", schema | {"additionalProperties": False}, strict=True), Tool("other")]
+    trigger, source = strict_grammar(format, tools, json_rule)
+    grammar = GrammarCompiler(tiny_llm).lark(source, "tools", "", trigger)
+    tokenizer, vocab = tiny_llm.tokenizer, tiny_llm.spec.vocab
+    spoken = {"hermes": "Sure.\n", "mistral": "Sure."}.get(format, "")
+    if format == "harmony":
+        spoken = "<|channel|>commentary "
+    output = tokenizer.encode(spoken, special=False) if spoken else []
+    random, free = np.random.default_rng(5), np.zeros(vocab, np.float32)
+    grammar(output, free)
+    assert np.isfinite(free).all(), "text before a call is free"
+    output += tokenizer.encode(trigger + ("pick" if format == "harmony" else ""), special=False)
+    for _ in range(200):
+        row = random.random(vocab).astype(np.float32)
+        grammar(output, row)
+        if np.isfinite(row).all():
+            break
+        output.append(int(row.argmax()))
+    else:
+        pytest.fail("the call never ended")
+    parser = OutputParser(Style(None, format), {tool.name: tool.parameters for tool in tools})
+    text = tokenizer.decode(output)
+    deltas = merged([*parser.push(text), *parser.finish()])
+    (start,) = [d for d in deltas if isinstance(d, CallStart)]
+    arguments = json.loads("".join(d.text for d in deltas if isinstance(d, Arguments)))
+    assert start.name in ("pick", "other")
+    if start.name == "pick":
+        assert set(arguments) == {"c"}
+        assert arguments["c"] in ("r", "g")
+    output += tokenizer.encode(trigger, special=False)
+    row = np.zeros(vocab, np.float32)
+    grammar(output, row)
+    assert not np.isfinite(row).all(), "the next call is held to its schema too"
+
+
+def test_strict_tools_leave_an_answer_in_words_as_it_is(smollm2):
+    strict = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}]
+    free = [{"type": "function", "function": TOOLS[0]["function"]}]
+    texts = [
+        ask(smollm2, tools=tools, messages=[{"role": "user", "content": "Say hello."}]) for tools in (free, strict)
+    ]
+    assert texts[0].choices[0].message.content == texts[1].choices[0].message.content != ""
+
+
+def test_a_strict_schema_that_cannot_be_compiled_is_a_400(tiny):
+    broken = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "frob"}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(tiny, tools=[broken])
+    assert refused.value.code == "invalid_schema"
+
+
+def test_with_a_schema_and_tools_the_answer_is_one_or_the_other(smollm2):
+    done = ask(smollm2, tools=TOOLS, response_format=json_schema(PERSON))
+    message = done.choices[0].message
+    if message.tool_calls:
+        assert all(json.loads(call.function.arguments) is not None for call in message.tool_calls)
+    else:
+        assert set(json.loads(message.content)) == {"name", "age"}
+
+
+def test_one_call_at_a_time_ends_the_answer_there(smollm2, monkeypatch):
+    """A grammar of two calls stands for a model that would go on: the second is neither made nor billed."""
+    monkeypatch.setattr(
+        "slipstream.serve.answers.tool_grammar",
+        lambda format, tools, several, rule: tool_grammar(format, tools, False, rule).replace(
+            "start: ", "start: call "
+        ),
+    )
+    call = {"tools": TOOLS[1:], "tool_choice": "required", "max_tokens": 120}
+    for stream in (False, True):
+        one = ask(smollm2, parallel_tool_calls=False, stream=stream, **call)
+        if stream:
+            chunks = list(one)
+            assert chunks[-1].choices[0].finish_reason == "tool_calls"
+            parts = [part for c in chunks for part in c.choices[0].delta.tool_calls or ()]
+            assert sum(part.id is not None for part in parts) == 1
+        else:
+            assert len(one.choices[0].message.tool_calls) == 1
+            assert one.choices[0].finish_reason == "tool_calls"
+            told = one.usage.completion_tokens
+    several = ask(smollm2, parallel_tool_calls=True, **call)
+    assert len(several.choices[0].message.tool_calls) == 2
+    assert several.usage.completion_tokens > told
+    assert smollm2.at_rest()

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slipstream.engine.engine import LLM
-from slipstream.engine.request import Chunk, Completion, SamplingParams, TokenLogprob
+from slipstream.engine.request import Chunk, Completion, Piece, SamplingParams, TokenLogprob
 from slipstream.engine.sampling import LogitMask
 from slipstream.engine.session import Request
 from slipstream.errors import RequestError
 from slipstream.serve import trace
 from slipstream.serve.auth import Client
 from slipstream.serve.config import Config
-from slipstream.serve.errors import invalid
+from slipstream.serve.errors import ApiError, invalid
 from slipstream.serve.grammar import Grammar, GrammarCompiler, check_schema, json_rule
 from slipstream.serve.metrics import Metrics
-from slipstream.serve.output import Content, Delta, OutputParser, Style, detect_style, merged
-from slipstream.serve.prompts import Tool, chat_prompt, tool_grammar
+from slipstream.serve.output import Content, Delta, OutputParser, Reasoning, Style, detect_style, merged
+from slipstream.serve.prompts import Tool, chat_prompt, strict_grammar, tool_grammar
 from slipstream.serve.scheduler import Ended, Job, Scheduler
 from slipstream.serve.sessions import SessionPool
 from slipstream.serve.tiers import Served, choose_tier, cost_usd
@@ -63,12 +63,14 @@ class Outcome:
 
     reason: Literal["stop", "length", "tool_calls"]
     stop_sequence: str | None
-    completion: Completion
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one round adds to choice `index`: whole deltas, and the tokens they and held-back text took."""
+    """What one round adds to choice `index`: whole deltas, and the tokens they and held-back text took.
+
+    guessed: how many characters of the deltas' text, from the first on, accepted drafts wrote.
+    """
 
     index: int
     deltas: list[Delta]
@@ -77,6 +79,17 @@ class Step:
     accepted: int
     logprobs: list[TokenLogprob]
     outcome: Outcome | None = None
+    guessed: int = 0
+
+
+@dataclass
+class Counts:
+    """Of one choice, up to where its client's answer ends."""
+
+    tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,6 +127,8 @@ class Answer:
         self._queue: asyncio.Queue[tuple[int, Chunk | Ended]] = asyncio.Queue()
         self._parsers = parsers
         self._reasoning = 0
+        self._told = [Counts() for _ in requests]
+        self._cut: set[int] = set()  # choices that ended before their streams
         self.jobs: list[Job] = []
         for i, (request, grammar) in enumerate(zip(requests, grammars, strict=True)):
             self.jobs.append(
@@ -124,9 +139,14 @@ class Answer:
             )  # fmt: skip
 
     def _teller(self, index: int) -> Any:
-        loop, put = self._loop, self._queue.put_nowait
+        loop, put, lag = self._loop, self._queue.put_nowait, self._queue.qsize
+        most = self._service.config.limits.unread
 
         def tell(item: Chunk | Ended) -> None:
+            if lag() > most and self.jobs[index].error is None:  # what nobody reads is not piled up
+                self.jobs[index].error = ApiError(
+                    408, f"the answer is {most} rounds ahead of its reader; read faster", code="slow_reader"
+                )
             with suppress(RuntimeError):  # the loop is closed, so nobody listens
                 loop.call_soon_threadsafe(put, (index, item))
 
@@ -145,51 +165,69 @@ class Answer:
                 index, item = await self._queue.get()
                 if isinstance(item, Ended):
                     left -= 1
-                    if item.error:
+                    if item.error and index not in self._cut:
                         raise item.error
-                else:
+                elif index not in self._cut:
                     yield self._step(index, item)
         finally:
             self.cancel()
             self._bill()
 
     def _step(self, index: int, chunk: Chunk) -> Step:
-        parser = self._parsers[index]
+        parser, told = self._parsers[index], self._told[index]
         deltas: list[Delta] = []
-        logprobs = [piece.logprob for piece in chunk.pieces if piece.logprob is not None]
+        taken: list[Piece] = []
+        guessed, leading = 0, True
         for piece in chunk.pieces:
             self._reasoning += parser.reasoning
-            deltas += parser.push(piece.text)
+            new = parser.push(piece.text)
+            deltas += new
+            taken.append(piece)
+            leading = leading and piece.drafted
+            if leading:
+                guessed += sum(len(delta.text) for delta in new if isinstance(delta, Content | Reasoning))
+            if parser.full:
+                break
+        told.tokens += len(taken)
+        told.rounds, told.drafted, told.accepted = (
+            told.rounds + 1, told.drafted + chunk.drafted, told.accepted + chunk.accepted,
+        )  # fmt: skip
         outcome = None
-        if chunk.completion:
+        if parser.full:  # the one call allowed is made; what the model would say next is neither told nor billed
+            self._cut.add(index)
+            self._service.scheduler.finish(self.jobs[index])
+            outcome = Outcome("tool_calls", None)
+        elif chunk.completion:
             deltas += parser.finish()
             outcome = self._outcome(parser, chunk.completion)
-        return Step(index, merged(deltas), len(chunk.pieces), chunk.drafted, chunk.accepted, logprobs, outcome)
+        logprobs = [piece.logprob for piece in taken if piece.logprob is not None]
+        return Step(index, merged(deltas), len(taken), chunk.drafted, chunk.accepted, logprobs, outcome, guessed)
 
     def _outcome(self, parser: OutputParser, completion: Completion) -> Outcome:
         llm = self._service.llm
         if parser.calls and completion.finish_reason == "stop":
-            return Outcome("tool_calls", None, completion)
+            return Outcome("tool_calls", None)
         stops = self.jobs[0].request.params.stop
         stop = None
         if completion.finish_reason == "stop" and stops:
             rest = llm.tokenizer.decode(completion.token_ids)[len(completion.text) :]
             stop = next((s for s in sorted(stops, key=len, reverse=True) if rest.startswith(s)), None)
-        return Outcome(completion.finish_reason, stop, completion)
+        return Outcome(completion.finish_reason, stop)
 
     def usage(self) -> Usage:
         """True at any time, for what was produced so far."""
-        jobs, first = self.jobs, self.jobs[0]
-        prompt, tokens = len(first.request.tokens), sum(job.tokens for job in jobs)
+        first = self.jobs[0]
+        counts = [self._told[i] if i in self._cut else job for i, job in enumerate(self.jobs)]
+        prompt, tokens = len(first.request.tokens), sum(count.tokens for count in counts)
         return Usage(
             prompt_tokens=prompt,
             cached_tokens=first.cached_tokens,
             completion_tokens=tokens,
             reasoning_tokens=min(self._reasoning, tokens),
             cost_usd=cost_usd(self._service.config, self.served.tier, prompt, first.cached_tokens, tokens),
-            rounds=sum(job.rounds for job in jobs),
-            drafted=sum(job.drafted for job in jobs),
-            accepted=sum(job.accepted for job in jobs),
+            rounds=sum(count.rounds for count in counts),
+            drafted=sum(count.drafted for count in counts),
+            accepted=sum(count.accepted for count in counts),
             tokens_per_s=round(first.tokens_per_s, 2),
             ttft_s=round(first.ttft_s, 6),
             queue_s=round(first.queue_s, 6),
@@ -278,7 +316,7 @@ class Service:
 
     def _grammar(self, ask: Ask, thinking: bool) -> Grammar | None:
         """What the answer must keep to: tool calls that are demanded, strict tools, or a JSON schema."""
-        limits, source, param = self.config.limits, None, ask.schema_param
+        limits, source, param, trigger = self.config.limits, None, ask.schema_param, ""
         format = self.style.tools or "hermes"
         after = self.style.think[1] if thinking and self.style.think else ""
         for i, tool in enumerate(ask.tools):
@@ -289,14 +327,21 @@ class Service:
             source, param = tool_grammar(format, chosen, several, json_rule), "tools"
         elif ask.schema is not None:
             check_schema(ask.schema, limits.schema_depth, limits.schema_bytes, param)
-            source = "start: " + json_rule(ask.schema or {"type": "object"})
+            answer = json_rule(ask.schema or {"type": "object"})
+            source = "start: " + answer
             if format == "harmony":
                 after = "<|channel|>final<|message|>"
+            elif ask.tools and ask.tool_choice == "auto":  # either calls, or the answer that they lead to
+                calls = tool_grammar(format, ask.tools, ask.parallel_calls, json_rule)
+                source = calls.replace("start: ", "start: answer | ", 1) + f"\nanswer: {answer}"
+        elif ask.tool_choice == "auto" and any(tool.strict for tool in ask.tools):
+            trigger, source = strict_grammar(format, ask.tools, json_rule)
+            param = "tools"
         if source is None:
             return None
         if self._compiler is None:
             self._compiler = GrammarCompiler(self.llm)
-        return self._compiler.lark(source, param, after)
+        return self._compiler.lark(source, param, after, trigger)
 
 
 def _public_name(name: str) -> str:

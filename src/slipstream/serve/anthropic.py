@@ -29,7 +29,7 @@ async def messages(body: MessagesRequest, request: Request, service: Served, cli
     reply = MessageReply(answer, service, body)
     headers = {"request-id": reply.request_id}
     if body.stream:
-        stream = EventStream(reply.stream(), answer.cancel)
+        stream = EventStream(reply.stream(), answer.cancel, service.config.limits.request_s)
         stream.headers.update(headers)
         return stream
     whole = await while_connected(request, reply.whole())

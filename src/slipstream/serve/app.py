@@ -35,9 +35,13 @@ REFUSALS = {
     413: "The body is too large.",
     429: "A queue or a rate limit is full; see Retry-After.",
     500: "The engine failed.",
-    503: "The server is shutting down.",
+    503: "The server is shutting down, or has too many requests in progress.",
     504: "Not done in time.",
 }
+
+
+STREAMED = ("chat_completions", "completions", "responses_v1", "messages_v1_messages_post")
+"""Operations that answer with events where `stream` is true."""
 
 
 def open_service(llm: LLM, config: Config) -> Service:
@@ -142,6 +146,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
+                if operation["operationId"].startswith(STREAMED):
+                    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
                 operation["security"] = [{"bearer": []}, {"key": []}, {}]
         parts = document.setdefault("components", {})
         for name in ("HTTPValidationError", "ValidationError"):

@@ -70,7 +70,11 @@ class Key(_Settings):
 
 
 class Limits(_Settings):
-    """What one request may ask for. request_s: from its arrival to its last token."""
+    """What one request may ask for. request_s: from its arrival to its last token.
+
+    requests: in progress at once, those included whose answers are read slowly. unread: rounds that a reader may lag
+    behind its stream before that is ended.
+    """
 
     body_bytes: Positive = 8 << 20
     messages: Positive = 4096
@@ -80,6 +84,8 @@ class Limits(_Settings):
     stops: Positive = 16
     schema_bytes: Positive = 1 << 16
     schema_depth: Positive = 32
+    requests: Positive = 1024
+    unread: Positive = 16384
     request_s: Annotated[float, Field(gt=0)] = 3600.0
     drain_s: Annotated[float, Field(gt=0)] = 30.0
 

@@ -27,6 +27,7 @@ class Door:
 
     def __init__(self, app: ASGIApp, service: Service, doorkeeper: Doorkeeper) -> None:
         self._app, self._service, self._doorkeeper = app, service, doorkeeper
+        self._inside = 0  # requests in progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -34,6 +35,8 @@ class Door:
             return
         started, status = time.perf_counter(), 500
         answered = False
+        counted = scope["path"] not in OPEN
+        most = self._service.config.limits.requests
 
         async def watched(message: Message) -> None:
             nonlocal status, answered
@@ -42,10 +45,15 @@ class Door:
                 message["headers"] = [*message["headers"], *_HEADERS]
             await send(message)
 
+        self._inside += counted
         try:
+            if counted and self._inside > most:
+                raise ApiError(
+                    503, f"{most} requests are in progress, as many as are allowed", code="too_many_requests", retry_s=5
+                )
             headers = Headers(scope=scope)
             trace.parent.set(headers.get("traceparent"))
-            if scope["path"] not in OPEN:
+            if counted:
                 client = self._doorkeeper.admit(headers.get("authorization"), headers.get("x-api-key"))
                 scope.setdefault("state", {})["client"] = client
             body = await self._body(headers, receive) if scope["method"] in ("POST", "PUT", "PATCH") else receive
@@ -56,6 +64,7 @@ class Door:
                 content = error.anthropic() if path.startswith("/v1/messages") else error.openai()
                 await JSONResponse(content, error.status, error.headers)(scope, receive, watched)
         finally:
+            self._inside -= counted
             self._note(scope, status, time.perf_counter() - started)
 
     async def _body(self, headers: Headers, receive: Receive) -> Receive:

@@ -7,7 +7,7 @@ accepted draft was the choice under the mask.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,17 +47,18 @@ class GrammarCompiler:
     """Compiles grammars for one model; made once, as it reads the whole vocabulary."""
 
     def __init__(self, llm: LLM) -> None:
-        self._token_bytes = llm.tokenizer.token_bytes
+        self._token_bytes, self._encode = llm.tokenizer.token_bytes, llm.tokenizer.encode
         self._vocab = llm.spec.vocab
         self._eos = tuple(llm.eos_token_ids)
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_Vocabulary(llm)), n_vocab=llm.spec.vocab, eos_token=list(self._eos), slices=[]
         )
 
-    def lark(self, source: str, param: str, after: str = "") -> Grammar:
+    def lark(self, source: str, param: str, after: str = "", trigger: str = "") -> Grammar:
         """A grammar in llguidance's Lark dialect. Raises ApiError 400 naming `param` where it cannot be compiled.
 
         after: text that the answer must reach before the grammar holds, such as the end of a thought.
+        trigger: text after each occurrence of which the grammar holds until it is complete; the rest is free.
         """
         grammar = LLMatcher.grammar_from_lark(source)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
@@ -65,7 +66,7 @@ class GrammarCompiler:
             raise invalid(
                 f"the schema cannot be compiled: {' '.join(matcher.get_error().split())[:300]}", param, "invalid_schema"
             )
-        return Grammar(matcher, self._vocab, self._eos, after, self._token_bytes)
+        return Grammar(matcher, self._vocab, self._eos, after, self._token_bytes, trigger, self._encode)
 
 
 def json_rule(schema: Mapping[str, Any] | bool) -> str:
@@ -94,25 +95,37 @@ def check_schema(schema: Any, depth: int, size: int, param: str) -> None:
 
 
 class Grammar:
-    """One answer's state: a `LogitMask`, and the filter of its drafts."""
+    """One answer's state: a `LogitMask`, and the filter of its drafts. It holds at once, or as `lark` says."""
 
-    def __init__(self, matcher: LLMatcher, vocab: int, eos: Sequence[int], after: str, token_bytes: Any) -> None:
-        self._matcher, self._eos, self._after, self._token_bytes = matcher, list(eos), after.encode(), token_bytes
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocab: int,
+        eos: Sequence[int],
+        after: str,
+        token_bytes: Callable[[int], bytes],
+        trigger: str,
+        encode: Callable[[str], list[int]],
+    ) -> None:
+        self._made = (vocab, eos, after, token_bytes, trigger, encode)
+        self._start, self._eos, self._token_bytes, self._encode = matcher, list(eos), token_bytes, encode
+        self._after, self._trigger = after.encode(), trigger.encode()
+        self._matcher: LLMatcher | None = None if after or trigger else matcher.deep_copy()
         self._mask = np.zeros((vocab + 31) // 32, np.int32)
-        self._vocab = vocab
         self._output: Sequence[int] = ()
         self._consumed = 0
         self._text = b""
 
     def fresh(self) -> Grammar:
         """The same grammar for another answer."""
-        return Grammar(self._matcher.deep_copy(), self._vocab, self._eos, self._after.decode(), self._token_bytes)
+        return Grammar(self._start, *self._made)
 
     def __call__(self, output: Sequence[int], row: FloatArray) -> None:
         self._output = output
         self._catch_up()
-        if self._waiting:
-            row[self._eos] = -np.inf
+        if self._matcher is None:
+            if not self._trigger:
+                row[self._eos] = -np.inf
         elif self._matcher.is_stopped():  # complete, or broken by a limit of its own: the answer ends
             keep = row[self._eos].copy()
             row[:] = -np.inf
@@ -124,21 +137,34 @@ class Grammar:
 
     def allowed(self, drafts: Sequence[int]) -> int:
         self._catch_up()
-        if self._waiting or self._matcher.is_stopped():
-            return len(drafts) if self._waiting else 0
-        return int(self._matcher.validate_tokens(list(drafts)))
-
-    @property
-    def _waiting(self) -> bool:
-        return bool(self._after)
+        if self._matcher is None:
+            return len(drafts)
+        return 0 if self._matcher.is_stopped() else int(self._matcher.validate_tokens(list(drafts)))
 
     def _catch_up(self) -> None:
         while self._consumed < len(self._output):
             token = self._output[self._consumed]
             self._consumed += 1
-            if self._after:
-                self._text = (self._text + self._token_bytes(token))[-4096:]
-                if self._after in self._text:
-                    self._after = b""
+            if self._matcher is None:
+                self._await(self._token_bytes(token))
             elif not self._matcher.is_stopped():
                 self._matcher.consume_token(token)
+                if self._trigger and self._matcher.is_stopped() and not self._matcher.is_error():
+                    self._matcher = None  # that call is complete
+
+    def _await(self, text: bytes) -> None:
+        """Look for what the grammar waits for in the text so far."""
+        self._text = (self._text + text)[-4096:]
+        if self._after:
+            _, found, rest = self._text.partition(self._after)
+            if not found:
+                return
+            self._after, self._text = b"", rest
+            if not self._trigger:
+                self._matcher, self._text = self._start.deep_copy(), b""
+                return
+        _, found, rest = self._text.partition(self._trigger)
+        if found:
+            self._matcher, self._text = self._start.deep_copy(), b""
+            for token in self._encode(rest.decode("utf-8", "replace")) if rest else ():
+                self._matcher.consume_token(token)  # what the trigger's last token brought along

@@ -150,7 +150,7 @@ async def chat_completions(body: ChatRequest, request: Request, service: Served,
     answer = await service.start(body.ask(service), client)
     reply = ChatReply(answer, service, body)
     if body.stream:
-        return EventStream(reply.stream(), answer.cancel)
+        return EventStream(reply.stream(), answer.cancel, service.config.limits.request_s)
     whole = await while_connected(request, reply.whole())
     return Response(status_code=CLIENT_LEFT) if whole is None else JSONResponse(whole)
 
@@ -214,10 +214,15 @@ class ChatReply:
         if index not in begun:
             begun.add(index)
             yield _chunk(head, index, '{"role":"assistant","content":""}')
+        guessed = step.guessed
         deltas = step.deltas or ([Content("")] if self._body.logprobs and step.logprobs else [])
         for i, delta in enumerate(deltas):
             tokens = held[index] if i == len(deltas) - 1 else 0
-            own = f'{{"tokens":{tokens},"drafted":{step.drafted},"accepted":{step.accepted}}}'
+            mine = min(guessed, len(delta.text)) if isinstance(delta, Content | Reasoning) else 0
+            guessed -= mine
+            own = (
+                f'{{"tokens":{tokens},"drafted":{step.drafted},"accepted":{step.accepted},"guessed_characters":{mine}}}'
+            )
             yield _chunk(head, index, _delta(delta), logprobs if i == 0 else "null", own=own)
         if deltas:
             held[index] = 0

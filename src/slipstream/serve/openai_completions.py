@@ -68,7 +68,7 @@ async def completions(body: CompletionRequest, request: Request, service: Served
     check_model(service, body.model)
     reply = await TextReply.start(body.asks(service), service, client, body)
     if body.stream:
-        return EventStream(reply.stream(), reply.cancel)
+        return EventStream(reply.stream(), reply.cancel, service.config.limits.request_s)
     whole = await while_connected(request, reply.whole())
     return Response(status_code=CLIENT_LEFT) if whole is None else JSONResponse(whole)
 

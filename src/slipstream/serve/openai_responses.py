@@ -79,7 +79,7 @@ async def responses(body: ResponsesRequest, request: Request, service: Served, c
             store.put(client.name, [*earlier, *body.items(), *response["output"]], response)
 
     if body.stream:
-        return EventStream(_encoded(reply, keep), answer.cancel)
+        return EventStream(_encoded(reply, keep), answer.cancel, service.config.limits.request_s)
     whole = await while_connected(request, _whole(reply))
     if whole is None:
         return Response(status_code=CLIENT_LEFT)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import Field
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from slipstream.errors import RequestError
 from slipstream.serve.answers import Service
@@ -55,7 +55,7 @@ async def ready(service: Served) -> Response:
     return JSONResponse({"status": "draining" if draining else "ready"}, 503 if draining else 200)
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(service: Served) -> Response:
     """Counters in Prometheus' text format."""
     return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")

@@ -82,7 +82,10 @@ def new_call_id() -> str:
 
 
 class OutputParser:
-    """One answer. `reasoning` tells whether the next text is a thought. most_calls: later calls are dropped."""
+    """One answer. `reasoning` tells whether the next text is a thought.
+
+    most_calls: later calls are dropped, and `full` tells that the last one allowed is complete.
+    """
 
     def __init__(
         self,
@@ -94,6 +97,7 @@ class OutputParser:
     ) -> None:
         """tools: name -> JSON schema of the arguments; None leaves calls alone. thinking: the prompt opened one."""
         self.calls = 0
+        self.full = False
         self.reasoning = thinking
         self._style, self._tools, self._most = style, tools or {}, most_calls
         self._format = style.tools if tools is not None or style.tools == "harmony" else None
@@ -337,6 +341,7 @@ class OutputParser:
 
     def _leave(self, stay: bool = False) -> None:
         self._current, self._streaming, self._done = -1, False, False
+        self.full = self._most is not None and self.calls >= self._most
         if not stay:
             self._inside, self._begun = "", False
 

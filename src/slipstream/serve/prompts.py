@@ -134,3 +134,30 @@ def tool_grammar(format: str, tools: Sequence[Tool], several: bool, rule: Any) -
     choice = " | ".join(f"call_{i}" for i in range(len(tools)))
     more = f" ({json.dumps(between)} call)*" if several and between else ""
     return "\n".join([f"start: call{more}", f"call: {choice}", *lines])
+
+
+def strict_grammar(format: str, tools: Sequence[Tool], rule: Any) -> tuple[str, str]:
+    """(text that begins a call, a Lark grammar of what follows it up to the call's end).
+
+    Strict tools get arguments by their schema, others any object. The rest of the answer is free.
+    """
+    trigger, head, tail = {
+        "llama3": ('{"name"', '": " {name} ", \\"parameters\\": "', '"}"'),
+        "mistral": ("[TOOL_CALLS]", '"[{{\\"name\\": " {name} ", \\"arguments\\": "', '"}]"'),
+        "harmony": (
+            "to=functions.",
+            '{bare} "<|channel|>commentary"? (" <|constrain|>json" | " json")? "<|message|>"',
+            "",
+        ),
+    }.get(
+        format,
+        ("<tool_call>", 'space? "{{\\"name\\": " {name} ", \\"arguments\\": "', '"}" space? "</tool_call>"'),
+    )
+    lines = []
+    for i, tool in enumerate(tools):
+        name = json.dumps(tool.name)
+        begin = head.format(name=json.dumps(name), bare=name)
+        lines.append(f"call_{i}: {begin} {rule(tool.parameters if tool.strict else {'type': 'object'})} {tail}")
+    choice = " | ".join(f"call_{i}" for i in range(len(tools)))
+    space = ["space: /[ \\n]{1,2}/"] if "space" in head else []
+    return trigger, "\n".join([f"start: {choice}", *space, *lines])

@@ -70,6 +70,7 @@ class Job:
     live: Live | None = None
     stream: Generator[Chunk, None, None] | None = None
     cancelled: bool = False
+    enough: bool = False
     error: ApiError | None = None
     ended: bool = False
 
@@ -151,6 +152,11 @@ class Scheduler:
         with self._changed:
             job.cancelled = True
             self._changed.notify()
+
+    def finish(self, job: Job) -> None:
+        """The client has all that it asked for: as `cancel`, but counted as done."""
+        job.enough = True
+        self.cancel(job)
 
     def hand_back(self) -> None:
         """End every stream with an error that tells the client to ask elsewhere, its text so far being good."""
@@ -311,5 +317,7 @@ class Scheduler:
             m.cached_tokens.labels(name).inc(job.cached_tokens)
             m.completion_tokens.labels(name).inc(job.tokens)
             m.device_s.labels(name).inc(job.device_s)
-        m.streams.labels(name, "error" if job.error else "cancelled" if job.cancelled else "done").inc()
+        m.streams.labels(
+            name, "error" if job.error else "cancelled" if job.cancelled and not job.enough else "done"
+        ).inc()
         job.deliver(Ended(job.error))

@@ -120,11 +120,13 @@ class SessionPool:
             self._drop(live)
 
     def _closest(self, tokens: list[int]) -> tuple[Live | None, int]:
-        best, shared, score = None, 0, (0, False)
+        """Of those that share most, an idle one, and of these the shortest: going on from it costs no copy."""
+        best, shared, score = None, 0, (0, False, 0)
         for live in self._live:
-            common = min(common_prefix(live.tokens, tokens), len(tokens) - 1)
-            if (common, not live.busy) > score:
-                best, shared, score = live, common, (common, not live.busy)
+            held = live.tokens
+            common = min(common_prefix(held, tokens), len(tokens) - 1)
+            if (mine := (common, not live.busy, -len(held))) > score:
+                best, shared, score = live, common, mine
         return best, shared
 
     def _continues(self, live: Live, shared: int) -> bool:

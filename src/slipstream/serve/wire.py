@@ -20,6 +20,8 @@ CLIENT_LEFT = 499
 WAITING_S = 5.0
 """Without a first round for so long, a comment tells proxies that the stream is alive; again each time."""
 
+LATE_S = 60.0
+
 dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 quote = json.encoder.encode_basestring
 
@@ -39,10 +41,11 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], left: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], left: Callable[[], None], most_s: float = 3600.0) -> None:
+        """most_s: time to make the answer; a reader who takes `LATE_S` longer is let go."""
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._left = events, left
+        self._events, self._left, self._most_s = events, left, most_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Headers go with the first round: a client that woke before it would take a core from it."""
@@ -50,7 +53,7 @@ class EventStream(Response):
         first = asyncio.ensure_future(anext(self._events, b""))
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         try:
-            async with aclosing(self._events) as events:  # type: ignore[type-var]
+            async with asyncio.timeout(self._most_s + LATE_S), aclosing(self._events) as events:  # type: ignore[type-var]
                 while not (await asyncio.wait({first}, timeout=WAITING_S))[0]:
                     if start:
                         await send(start)
@@ -62,6 +65,8 @@ class EventStream(Response):
                 async for block in events:
                     await send(_body(block))
             await send(_body(b"", more=False))
+        except TimeoutError:
+            pass  # unfinished, so that the connection is closed
         finally:
             self._left()
             watcher.cancel()
