@@ -35,7 +35,7 @@ def command(
     """Train on OUTCOMES, of which two models were right or wrong; write a model for `policy = "learned"`.
 
     OUTCOMES is JSON Lines with text, strong, fast and group; a CSV file with `prompt` and a column of True or False a
-    model; a folder of such files; or the ledger of a router that keeps texts (*.db, or the settings file that names it).
+    model; a folder of such files; or the ledger of a router that keeps texts: *.db, or the settings that name it.
 
     \b
     Examples:
