@@ -52,8 +52,8 @@ def _gpu_ready() -> bool:
 
 def why_not_native(checkpoint: Checkpoint) -> str | None:
     """Why `auto` would not choose the native CPU kernels for this model, or None."""
-    from slipstream.backends.cpu.backend import unsupported
     from slipstream.backends.cpu.library import library
+    from slipstream.backends.cpu.loading import unsupported
 
     try:
         library()

@@ -300,6 +300,11 @@ class ModelSpec:
                 shapes |= {f"layers.{i}.{name}": shape for name, shape in part.tensor_shapes(self.hidden).items()}
         return shapes
 
+    def share_read(self, name: str) -> float:
+        """The share of a tensor that a pass over one row reads on average: of an expert, how often it is chosen."""
+        experts = self.layers[int(name.split(".")[1])].feed_forward.experts if ".experts." in name else None
+        return experts.top_k / experts.count if experts else 1.0
+
     @property
     def dense(self) -> bool:
         """Plain attention and one silu feed-forward in every layer: what a backend without sparse kernels can run."""

@@ -16,43 +16,21 @@ import numpy as np
 from slipstream.backends.base import MAX_DRAFTS, FloatArray, IntArray, KVCache
 from slipstream.backends.cpu.drafter import Guesses, native_names, shapes
 from slipstream.backends.cpu.drafter import unsupported as unsupported_drafter
-from slipstream.backends.cpu.library import FORMATS, LayerShape, instruction_sets, library
+from slipstream.backends.cpu.library import LayerShape, instruction_sets, library
+from slipstream.backends.cpu.loading import MAX_CAPACITY, address, load, shape_of, unsupported
 from slipstream.errors import BackendError, RequestError
 from slipstream.models.block_drafter import BlockDrafterWeights
-from slipstream.models.spec import Layer, ModelSpec, WeightTensor
+from slipstream.models.spec import ModelSpec, WeightTensor
 
 PREFILL_CALL = 256
 """Tokens a native prefill call: between calls Python can be interrupted. Any number gives the same bits."""
 
-_MAX_HEAD_DIM = 256  # csrc/model.h
-_MAX_CAPACITY = 1 << 30  # positions are 32-bit there
 _MAX_THREADS = 1024
 
 
 def default_threads() -> int:
     """One thread a core that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def unsupported(spec: ModelSpec, tensors: Mapping[str, WeightTensor]) -> str | None:
-    """Why the native kernels cannot run this model, or None. They work on whole vectors of 16 and blocks of 32."""
-    if not spec.dense:
-        return "it has experts, sinks, selected keys or latents, and native kernels are of dense models"
-    for i, layer in enumerate(spec.layers):
-        a = layer.attention
-        if a.head_dim % 16 or a.head_dim > _MAX_HEAD_DIM:
-            return f"layer {i} has heads of {a.head_dim}; native heads are multiples of 16 up to {_MAX_HEAD_DIM}"
-        for what, n in (
-            ("hidden size", spec.hidden),
-            ("attention width", a.heads * a.head_dim),
-            ("inner size", layer.feed_forward.inner),
-        ):
-            if n % 32:
-                return f"layer {i} has {what} {n}, not a multiple of 32"
-    for name, tensor in tensors.items():
-        if tensor.format not in FORMATS:
-            return f"tensor {name} is {tensor.format}; native formats are {', '.join(FORMATS)}"
-    return None
 
 
 class CpuCache:
@@ -64,7 +42,7 @@ class CpuCache:
         self.capacity = capacity
         self.drafts = backend.drafter is not None  # its taps are kept from the first position on
         with backend.turn():
-            if capacity <= _MAX_CAPACITY:
+            if capacity <= MAX_CAPACITY:
                 self.handle = library().slip_cache_new(backend.open_handle(), capacity)
         if not self.handle:
             raise BackendError(f"no memory for a KV cache of {capacity} tokens: ask for a smaller context")
@@ -119,7 +97,7 @@ class CpuCache:
 
 
 class CpuBackend:
-    """Runs a dense model with the best instruction set of this machine.
+    """Runs a model with the best instruction set of this machine.
 
     threads: None is one a core this process may use. isa: None is the best of `instruction_sets()`.
     Raises BackendError where the library is missing, the shapes do not fit it, or memory runs out. Calls of several
@@ -146,7 +124,7 @@ class CpuBackend:
         if not 1 <= self.threads <= _MAX_THREADS:
             raise BackendError(f"threads must be in [1, {_MAX_THREADS}], got {threads}")
         self.spec = spec
-        shapes = (LayerShape * len(spec.layers))(*(_shape(layer) for layer in spec.layers))
+        shapes = (LayerShape * len(spec.layers))(*(shape_of(layer) for layer in spec.layers))
         freqs = [
             (c.c_float * len(layer.attention.rope.inv_freq))(*layer.attention.rope.inv_freq) for layer in spec.layers
         ]
@@ -167,9 +145,9 @@ class CpuBackend:
         self._pass_bytes = 0
         self.drafter: BlockDrafterWeights | None = None
         for name, shape in spec.tensor_shapes().items():
-            read = _load(self.handle, *_address(name), tensors[name], is_matrix=len(shape) > 1)
+            read = load(self.handle, *address(name), tensors[name], is_matrix=len(shape) > 1)
             if name != "embed" or spec.tied_embeddings:
-                self._pass_bytes += read
+                self._pass_bytes += round(read * spec.share_read(name))
         self._logits = np.empty((1 + MAX_DRAFTS, spec.vocab), np.float32)
 
     def new_cache(self, capacity: int) -> CpuCache:
@@ -233,7 +211,7 @@ class CpuBackend:
                 raise out_of_memory
             try:
                 for name, layer, short, is_matrix in native_names(drafter):
-                    _load(handle, layer, short.encode(), drafter.tensors[name], is_matrix)
+                    load(handle, layer, short.encode(), drafter.tensors[name], is_matrix)
                 if lib.slip_drafter_ready(target):
                     raise out_of_memory
             except BackendError:
@@ -270,7 +248,7 @@ class CpuBackend:
 
     def row(self, name: str, row: int) -> FloatArray:
         """One row of a packed matrix, dequantised."""
-        layer, short = _address(name)
+        layer, short = address(name)
         out = np.empty(self.spec.tensor_shapes()[name][1], np.float32)
         if library().slip_matrix_row(self.handle, layer, short, row, out.ctypes.data):
             raise ValueError(f"no row {row} of {name}")
@@ -316,41 +294,3 @@ class CpuBackend:
         if len(tokens) and not (int(tokens.min()) >= 0 and int(tokens.max()) < self.spec.vocab):
             raise ValueError(f"token ids must be in [0, {self.spec.vocab})")
         return cache.open_handle()
-
-
-def _load(handle: int, layer: int, name: bytes, tensor: WeightTensor, is_matrix: bool) -> int:
-    """Copy one tensor into the library; returns the bytes a pass reads of it, 0 for a vector."""
-    lib, out_of_memory = library(), BackendError(f"no memory for the weights (at tensor {name.decode()})")
-    if not is_matrix:
-        values = np.ascontiguousarray(tensor.float32(), np.float32)
-        if lib.slip_vector(handle, layer, name, values.ctypes.data, values.size):
-            raise out_of_memory
-        return 0
-    raw = np.ascontiguousarray(tensor.raw())
-    if lib.slip_matrix(handle, layer, name, FORMATS.index(tensor.format), *tensor.shape):
-        raise out_of_memory
-    if lib.slip_matrix_rows(handle, layer, name, 0, len(raw), raw.ctypes.data):
-        raise BackendError(f"tensor {name.decode()} could not be packed")
-    return raw.nbytes
-
-
-def _address(name: str) -> tuple[int, bytes]:
-    """A canonical tensor name as (layer or -1, name inside it)."""
-    if name.startswith("layers."):
-        _, layer, short = name.split(".")
-        return int(layer), short.encode()
-    return -1, name.encode()
-
-
-def _shape(layer: Layer) -> LayerShape:
-    a = layer.attention
-    return LayerShape(
-        heads=a.heads,
-        kv_heads=a.kv_heads,
-        head_dim=a.head_dim,
-        window=a.window if a.window and a.window <= _MAX_CAPACITY else 0,  # 0, the whole history, is no less
-        inner=layer.feed_forward.inner,
-        rotary_pairs=len(a.rope.inv_freq),
-        softmax_scale=a.softmax_scale,
-        rope_scale=a.rope.scale,
-    )

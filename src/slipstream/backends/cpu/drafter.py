@@ -51,6 +51,8 @@ def shapes(drafter: BlockDrafterWeights, coarse: bool) -> tuple[DrafterShape, c.
         heads=config.heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
+        value_dim=config.head_dim,
+        value_scale=1.0,
         window=config.window + 1 if config.window else 0,  # there a position sees itself, too
         inner=config.inner,
         rotary_pairs=config.head_dim // 2,

@@ -8,16 +8,29 @@ from pathlib import Path
 
 from slipstream.errors import BackendError
 
-FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")  # csrc/weights.h: Format
+FORMATS = (
+    "F32",
+    "F16",
+    "BF16",
+    "Q8_0",
+    "Q4_0",
+    "Q4_1",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "MXFP4",
+    "F8_E4M3",
+)  # csrc/weights.h: Format
 
 
 class LayerShape(c.Structure):
-    """csrc/model.h: LayerShape. Numbers of heads, channels and positions; window 0 is the whole history."""
+    """csrc/model.h: LayerShape. Numbers of heads, channels, positions and experts; window 0 is the whole history."""
 
     _fields_ = (
-        *((n, c.c_int32) for n in ("heads", "kv_heads", "head_dim", "window", "inner", "rotary_pairs")),
-        ("softmax_scale", c.c_float),
-        ("rope_scale", c.c_float),
+        *((n, c.c_int32) for n in ("heads", "kv_heads", "head_dim", "value_dim", "window", "rotary_pairs", "inner")),
+        *((n, c.c_int32) for n in ("experts", "expert_inner", "top_k", "groups", "top_groups")),
+        *((n, c.c_int32) for n in ("sigmoid", "normalise", "clamped")),
+        *((n, c.c_float) for n in ("softmax_scale", "rope_scale", "value_scale", "routed_scale", "alpha", "limit")),
     )
 
 

@@ -1,4 +1,6 @@
 // The C ABI that backend.py binds with ctypes. Shapes were checked there; what can still fail is memory, told by null or -1.
+#include <stdlib.h>
+
 #include <algorithm>
 #include <new>
 
@@ -93,13 +95,29 @@ API void slip_model_free(Model* m) { delete m; }
 
 constexpr int OWN = -2;
 
+// Of "experts.3.up" the expert, of "shared_up" and "up" what every row takes; `name` is left at "up". Else null.
+static Gated* gated_named(Layer& l, const char*& name) {
+    if (!strncmp(name, "experts.", 8)) {
+        char* end;
+        const long e = strtol(name + 8, &end, 10);
+        if (e < 0 || e >= (long)l.experts.size() || *end != '.') return nullptr;
+        name = end + 1;
+        return &l.experts[e];
+    }
+    const char* rest = strncmp(name, "shared_", 7) ? name : name + 7;
+    if (strcmp(rest, "gate") && strcmp(rest, "up") && strcmp(rest, "down")) return nullptr;
+    name = rest;
+    return &l.every;
+}
+
 // Names follow models/spec.py; layer is -1 for tensors outside layers, -2 for those that only a drafter has.
 static Matrix* matrix_named(Model& m, int layer, const char* name) {
     auto is = [&](const char* s) { return !strcmp(name, s); };
     if (layer == OWN) return static_cast<Drafter&>(m).own_matrix(name);
     if (layer < 0) return is("embed") ? &m.embed : is("head") ? &m.head : nullptr;
     Layer& l = m.layers[layer];
-    return is("q") ? &l.q : is("k") ? &l.k : is("v") ? &l.v : is("o") ? &l.o : is("gate") ? &l.gate : is("up") ? &l.up : is("down") ? &l.down : nullptr;
+    if (Gated* w = gated_named(l, name)) return is("gate") ? &w->gate : is("up") ? &w->up : is("down") ? &w->down : nullptr;
+    return is("q") ? &l.q : is("k") ? &l.k : is("v") ? &l.v : is("o") ? &l.o : is("router") ? &l.router : nullptr;
 }
 
 static std::vector<float>* vector_named(Model& m, int layer, const char* name) {
@@ -107,8 +125,11 @@ static std::vector<float>* vector_named(Model& m, int layer, const char* name) {
     if (layer == OWN) return static_cast<Drafter&>(m).own_vector(name);
     if (layer < 0) return is("final_norm") ? &m.final_norm : nullptr;
     Layer& l = m.layers[layer];
+    if (Gated* w = gated_named(l, name))
+        return is("gate_bias") ? &w->gate_bias : is("up_bias") ? &w->up_bias : is("down_bias") ? &w->down_bias : nullptr;
     return is("attention_norm") ? &l.attention_norm : is("ffn_norm") ? &l.ffn_norm : is("q_bias") ? &l.q_bias : is("k_bias") ? &l.k_bias
-         : is("v_bias") ? &l.v_bias : is("q_norm") ? &l.q_norm : is("k_norm") ? &l.k_norm : nullptr;
+         : is("v_bias") ? &l.v_bias : is("q_norm") ? &l.q_norm : is("k_norm") ? &l.k_norm
+         : is("o_bias") ? &l.o_bias : is("sinks") ? &l.sinks : is("router_bias") ? &l.router_bias : is("correction") ? &l.correction : nullptr;
 }
 
 API int slip_vector(Model* m, int layer, const char* name, const float* values, int n) try {

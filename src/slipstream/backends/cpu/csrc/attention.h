@@ -60,7 +60,7 @@ template <int N, int C> static inline void mix(const float* p, const uint16_t* v
 // One partial: n <= QUERIES queries of one KV head over the split that starts at position `start`.
 // q, out: their vectors; spans: what each sees; top, total: each one's largest score and sum of exponentials.
 static void attend_split(int n, const float* const* q, const Span* spans, const uint16_t* keys, const uint16_t* values, int dim,
-                         int start, float* scores, float* const* out, float* const* top, float* const* total) {
+                         int value_dim, int start, float* scores, float* const* out, float* const* top, float* const* total) {
     const int lo = spans[0].lo, hi = spans[n - 1].hi;  // queries come in the order of their positions
     const int from = lo > start ? (lo - start) / 16 * 16 : 0;
     const int to = hi - start < SPLIT ? hi - start : SPLIT;
@@ -86,17 +86,18 @@ static void attend_split(int n, const float* const* q, const Span* spans, const 
         *total[i] = f_sum(sum);
     }
     // Sixteen sums a time keep a multiplier busy: eight queries by two vectors, or fewer by more.
-    if (n == QUERIES) return mix<8, 2>(scores, values, dim, from, to, out);
+    if (n == QUERIES) return mix<8, 2>(scores, values, value_dim, from, to, out);
     int i = 0;
-    if (n & 4) mix<4, 4>(scores, values, dim, from, to, out), i += 4;
-    if (n & 2) mix<2, 4>(scores + i * SPLIT, values, dim, from, to, out + i), i += 2;
-    if (n & 1) mix<1, 4>(scores + i * SPLIT, values, dim, from, to, out + i);
+    if (n & 4) mix<4, 4>(scores, values, value_dim, from, to, out), i += 4;
+    if (n & 2) mix<2, 4>(scores + i * SPLIT, values, value_dim, from, to, out + i), i += 2;
+    if (n & 1) mix<1, 4>(scores + i * SPLIT, values, value_dim, from, to, out + i);
 }
 
-// Merges `splits` partials of one query into out[dim].
-static inline void merge_splits(const float* partial, const float* top, const float* total, int splits, int dim, float* out) {
-    float peak = -INFINITY, sum = 0.f;
+// Merges `splits` partials of one query into out[dim]. sink: a score that carries no value, or -inf.
+static inline void merge_splits(const float* partial, const float* top, const float* total, int splits, int dim, float sink, float* out) {
+    float peak = sink, sum = 0.f;
     for (int s = 0; s < splits; s++) peak = top[s] > peak ? top[s] : peak;
+    if (sink > -INFINITY) sum = expf(sink - peak);
     for (int d = 0; d < dim; d += 16) f_store(out + d, f_zero());
     for (int s = 0; s < splits; s++) {
         if (total[s] == 0.f) continue;

@@ -122,6 +122,17 @@ template <> struct Block<Q6_K> : KBlock<2> {
     static F scale(const uint8_t* rec, int j) { return f_mul(f_load_f16((const uint16_t*)rec), f_load_s8(rec + 64 + j * 16)); }
 };
 
+template <> struct Block<MXFP4> {
+    static constexpr bool has_min = false, is_signed = false, half_scales = false;
+    static constexpr int zero_shift = 4;  // looked up as twice the weight, plus E2M1_ZERO
+    static void load(const uint8_t* rec, int j, W* w) {
+        Nibbles::bytes(rec + 64 + j * 256, w);
+        for (int t = 0; t < 8; t++) w[t] = w_lookup(w[t], E2M1);
+    }
+    // 2^(e8m0 - 127), halved; the smallest, 2^-127, becomes 0.
+    static F scale(const uint8_t* rec, int j) { return f_mul(f_pow2(f_sub(f_load_u8(rec + j * 16), f_set(127.f))), f_set(.5f)); }
+};
+
 #ifdef SLIP_COMPACT
 #define UNROLL
 #else
@@ -214,6 +225,31 @@ template <Format T, int R> static void dot_float(const Matrix& m, int group, con
     UNROLL for (int r = 0; r < R; r++) out[r] = f_add(even[r], odd[r]);
 }
 
+template <int R> static void dot_fp8(const Matrix& m, int group, const Rows& a, int r0, F* out) {
+    constexpr FormatInfo f = FORMAT[F8_E4M3];
+    const uint8_t* rec = m.group(group);
+    const float* x = a.f + (size_t)r0 * a.stride;
+    const int stride = a.stride;
+    F acc[R];
+    UNROLL for (int r = 0; r < R; r++) acc[r] = f_zero();
+    for (int i = 0; i < m.records; i++, rec += f.record_bytes) {
+        F even[R], odd[R];
+        UNROLL for (int r = 0; r < R; r++) even[r] = odd[r] = f_zero();
+        const uint8_t* p = rec + 64;
+        for (int k = 0; k < f.record_k; k += 2, p += 32, x += 2) {
+            prefetch(p + 4096);
+            const F w0 = f_load_e4m3(p), w1 = f_load_e4m3(p + 16);
+            UNROLL for (int r = 0; r < R; r++) {
+                even[r] = f_fma(w0, f_set(x[r * stride]), even[r]);
+                odd[r] = f_fma(w1, f_set(x[r * stride + 1]), odd[r]);
+            }
+        }
+        const F scale = f_mul(f_load((const float*)rec), f_set(256.f));  // f_load_e4m3 left 2^8 out
+        UNROLL for (int r = 0; r < R; r++) acc[r] = f_fma(f_add(even[r], odd[r]), scale, acc[r]);
+    }
+    UNROLL for (int r = 0; r < R; r++) out[r] = acc[r];
+}
+
 template <int R> static void dot_tile(const Matrix& m, int group, const Rows& a, int r0, F* acc) {
     switch (m.format) {
         case F32: return dot_float<F32, R>(m, group, a, r0, acc);
@@ -224,7 +260,9 @@ template <int R> static void dot_tile(const Matrix& m, int group, const Rows& a,
         case Q4_1: return dot_quantised<Q4_1, R>(m, group, a, r0, acc);
         case Q4_K: return dot_quantised<Q4_K, R>(m, group, a, r0, acc);
         case Q5_K: return dot_quantised<Q5_K, R>(m, group, a, r0, acc);
-        default: return dot_quantised<Q6_K, R>(m, group, a, r0, acc);
+        case Q6_K: return dot_quantised<Q6_K, R>(m, group, a, r0, acc);
+        case MXFP4: return dot_quantised<MXFP4, R>(m, group, a, r0, acc);
+        default: return dot_fp8<R>(m, group, a, r0, acc);
     }
 }
 

@@ -30,15 +30,16 @@ Cache::Cache(const Model& model, int capacity, bool ring) : capacity(capacity) {
         // A ring keeps the window, a whole pass written ahead of it, and what rejected drafts overwrite.
         return ring && layer.shape.window ? std::min(full, round_up(layer.shape.window + 2 * CHUNK, SPLIT)) : full;
     };
-    for (const Layer& layer : model.layers) total += (size_t)slots_of(layer) * layer.shape.kv_heads * layer.shape.head_dim * 4;
+    for (const Layer& layer : model.layers)
+        total += (size_t)slots_of(layer) * layer.shape.kv_heads * (layer.shape.head_dim + layer.shape.value_dim) * 2;
     memory_ = std::make_unique<Lazy>(total);
     uint8_t* at = memory_->data;
     for (const Layer& layer : model.layers) {
         const int slots = slots_of(layer);
-        const size_t half = (size_t)slots * layer.shape.kv_heads * layer.shape.head_dim * 2;
-        layers.push_back({(uint16_t*)at, (uint16_t*)(at + half), slots});
+        const size_t heads = (size_t)slots * layer.shape.kv_heads;
+        layers.push_back({(uint16_t*)at, (uint16_t*)at + heads * layer.shape.head_dim, slots});
         windows_.push_back(slots < round_up(capacity, SPLIT) ? layer.shape.window : 0);
-        at += 2 * half;
+        at += heads * (layer.shape.head_dim + layer.shape.value_dim) * 2;
     }
     if (model.drafter) draft = std::make_unique<DraftState>(*model.drafter, capacity);
 }
@@ -71,7 +72,7 @@ void Scratch::reserve_partials(const Model& model, int base, int rows) {
     for (const Layer& layer : model.layers) {
         const size_t n = (size_t)rows * layer.shape.heads * splits_of(layer, base, rows);
         partials = std::max(partials, n);
-        floats = std::max(floats, n * layer.shape.head_dim);
+        floats = std::max(floats, n * layer.shape.value_dim);
     }
     if (split_max.size() < partials) split_max.resize(partials), split_sum.resize(partials);
     if (partial.size() < floats) partial.resize(floats);
@@ -80,20 +81,28 @@ void Scratch::reserve_partials(const Model& model, int base, int rows) {
 Model::Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> given, std::shared_ptr<Pool> shared, const Kernels* kernels,
              int most_rows)
     : vocab(vocab), hidden(hidden), eps(eps), tied(tied), layers(std::move(given)), kernels(kernels), threads(std::move(shared)), pool(*threads) {
-    int heads = 0, inner = 0, pairs = 0, dim = 0, tables = 0;
+    int queries = 0, heads = 0, inner = 0, pairs = 0, tables = 0, experts = 0, slots = 0, expert_inner = 0;
     for (size_t i = 0; i < layers.size(); i++) {
         Layer& layer = layers[i];
         while (layer.rope_table < (int)i && (layers[layer.rope_table].inv_freq != layer.inv_freq ||
                                              layers[layer.rope_table].shape.rope_scale != layer.shape.rope_scale)) layer.rope_table++;
-        heads = std::max(heads, layer.shape.heads * layer.shape.head_dim);
+        queries = std::max(queries, layer.shape.heads * layer.shape.head_dim);
+        heads = std::max(heads, layer.shape.heads * layer.shape.value_dim);
         inner = std::max(inner, layer.shape.inner);
         pairs = std::max(pairs, layer.shape.rotary_pairs);
-        dim = std::max(dim, layer.shape.head_dim);
         tables = std::max(tables, layer.rope_table + 1);
+        layer.experts.resize(layer.shape.experts);
+        experts = std::max(experts, layer.shape.experts);
+        slots = std::max(slots, layer.shape.top_k);
+        expert_inner = std::max(expert_inner, layer.shape.expert_inner);
     }
     scratch.x.resize((size_t)most_rows * hidden);
-    scratch.q.resize((size_t)most_rows * heads);
+    scratch.q.resize((size_t)most_rows * queries);
     scratch.rope.resize((size_t)tables * CHUNK * 2 * pairs);
+    scratch.router.resize((size_t)most_rows * round_up(experts, 16));
+    scratch.weights.resize((size_t)most_rows * slots);
+    scratch.chosen.resize((size_t)most_rows * slots);
+    scratch.slots.resize(most_rows * slots, expert_inner);
     scratch.threads.resize(pool.size());
     for (int t = 0; t < pool.size(); t++) {
         auto& own = scratch.threads[t];
@@ -101,6 +110,7 @@ Model::Model(int vocab, int hidden, float eps, bool tied, std::vector<Layer> giv
         own.hidden.resize(rows, hidden);
         own.heads.resize(rows, heads);
         own.inner.resize(rows, inner);
+        if (experts) own.gathered.resize(most_rows, hidden);
         own.scores.resize(8 * SPLIT);
     }
 }

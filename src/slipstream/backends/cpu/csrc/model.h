@@ -18,15 +18,26 @@ constexpr int SHARE_ROWS = 4;   // from so many rows on, threads share the row-w
 constexpr int MAX_HEAD_DIM = 256;
 
 struct LayerShape {  // the C ABI's view of models/spec.py: Layer
-    int32_t heads, kv_heads, head_dim, window, inner, rotary_pairs;
-    float softmax_scale, rope_scale;
+    int32_t heads, kv_heads, head_dim, value_dim, window, rotary_pairs;
+    int32_t inner;                                // of what every row takes: the feed-forward, or the shared expert; 0 is nothing
+    int32_t experts, expert_inner, top_k, groups, top_groups;  // experts 0: none are routed
+    int32_t sigmoid, normalise, clamped;          // scores by sigmoid, else softmax; chosen ones sum to 1; gpt-oss's activation
+    float softmax_scale, rope_scale, value_scale, routed_scale, alpha, limit;
+};
+
+struct Gated {  // a gated feed-forward: down(activation(gate(x)) * up(x))
+    Matrix gate, up, down;
+    std::vector<float> gate_bias, up_bias, down_bias;
 };
 
 struct Layer {
     LayerShape shape;
-    std::vector<float> inv_freq, attention_norm, ffn_norm, q_bias, k_bias, v_bias, q_norm, k_norm, no_norm;
-    Matrix q, k, v, o, gate, up, down;
-    int rope_table = 0;  // the first layer that turns as this one does keeps the table
+    std::vector<float> inv_freq, attention_norm, ffn_norm, q_bias, k_bias, v_bias, o_bias, q_norm, k_norm, no_norm, sinks;
+    Matrix q, k, v, o, router;
+    std::vector<float> router_bias, correction;
+    Gated every;                 // what every row takes
+    std::vector<Gated> experts;  // what the router chooses from
+    int rope_table = 0;          // the first layer that turns as this one does keeps the table
 };
 
 struct Span { int lo, hi; };  // key positions [lo, hi) one query sees
@@ -50,7 +61,7 @@ struct Lazy {
 };
 
 struct LayerCache {
-    // Keys lie as (kv_head, slot / 16, head_dim, 16): one vector is one dimension of sixteen keys. Values as (kv_head, slot, head_dim).
+    // Keys lie as (kv_head, slot / 16, head_dim, 16): one vector is one dimension of sixteen keys. Values as (kv_head, slot, value_dim).
     uint16_t *k, *v;
     int slots;  // a multiple of SPLIT; position p lives in slot p % slots
 };
@@ -103,12 +114,24 @@ struct Stage {  // the input rows of one group of matrix products, in both forms
     int stride = 0;
 };
 
+// Which rows go to which expert. A slot is one row in one expert; slots ascend by expert, then by row.
+struct Routing {
+    std::vector<int> expert, start;  // the distinct experts, ascending, and where the slots of each begin (one more at the end)
+    std::vector<int> row, count;     // of a slot; of every expert, while sorting
+    std::vector<float> weight;       // of a slot
+};
+
 struct Scratch {
     std::vector<float> x, q, rope, partial;
     std::vector<float> split_max, split_sum;
+    std::vector<float> router, weights;  // (rows, experts) logits; (rows, top_k) of the chosen
+    std::vector<int32_t> chosen;         // (rows, top_k)
+    Stage slots;                         // (slots, expert_inner)
     struct PerThread {
         Stage hidden, heads, inner;
+        Stage gathered;  // rows of one expert, side by side
         std::vector<float> scores;
+        Routing routing;
     };
     std::vector<PerThread> threads;
 

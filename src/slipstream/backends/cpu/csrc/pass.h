@@ -5,24 +5,16 @@
 //
 // It knows nothing about sampling, drafts or sessions.
 #pragma once
-#include "attention.h"
-#include "drafter.h"
+#include "feed.h"
 
 namespace SLIP_ISA {
 
-struct Share { int from, to; };  // a thread's part of n items
-
-static inline Share share(int n, int thread, int threads) {
-    return {(int)((int64_t)n * thread / threads), (int)((int64_t)n * (thread + 1) / threads)};
-}
-
-class Pass {
+class Pass : public FeedPass {
 public:
     // first: set for a block, whose rows all see the positions from there on and each other; a text's rows see what is before them.
     // coarse: activations of eight bits.
     Pass(Model& m, Cache& c, const int32_t* tokens, int rows, float* logits, int first = -1, bool coarse = false)
-        : m_(m), c_(c), tokens_(tokens), rows_(rows), base_(c.length), logits_(logits), threads_(m.pool.size()),
-          shared_(threads_ > 1 && rows >= SHARE_ROWS), first_(first), coarse_(coarse) {}
+        : FeedPass(m, c, rows, coarse), tokens_(tokens), logits_(logits), first_(first) {}
 
     void run() {
         make_room();
@@ -50,12 +42,9 @@ protected:
             if (last_without_logits) return;  // only its keys and values are needed
             attend(t, i);
             meet();
-            add_product(t, layer.o, merge(t, i));
+            add_product(t, layer.o, merge(t, i), layer.o_bias);
             meet();
-            in = normalise(t, layer.ffn_norm.data(), quantised(layer.gate) || quantised(layer.up));
-            gate_up(t, layer, in);
-            meet();
-            add_product(t, layer.down, gated_rows(t, layer));
+            feed_forward(t, layer);
             meet();
             keep_tap(t, tap_of(i));
         }
@@ -72,14 +61,6 @@ protected:
 
     void make_room();  // for the taps of this pass
 
-    void meet() { m_.pool.meet(); }
-    void product(const Matrix& w, int group, const Rows& in, int r0, int n, F* out) {
-        coarse_ ? dot_coarse(w, group, in, r0, n, out) : dot(w, group, in, r0, n, out);
-    }
-    static bool quantised(const Matrix& m) { return m.info().quantised; }
-    float* x(int row) { return m_.scratch.x.data() + (size_t)row * m_.hidden; }
-    Share rows_of(int t) { return shared_ ? share(rows_, t, threads_) : Share{0, rows_}; }
-    Scratch::PerThread& buffers(int t) { return m_.scratch.threads[shared_ ? 0 : t]; }
     float* rope(const Layer& layer, int row) {
         return m_.scratch.rope.data() + ((size_t)layer.rope_table * CHUNK + row) * 2 * layer.shape.rotary_pairs;
     }
@@ -106,21 +87,6 @@ protected:
         }
     }
 
-    Rows finish(const float* f, Stage& s, const Share& mine, int cols, bool to_blocks) {
-        if (to_blocks)
-            for (int r = mine.from; r < mine.to; r++)
-                quantise(f + (size_t)r * s.stride, cols, s.tiles.data() + (size_t)(r / TILE) * (s.stride / 32), r % TILE, coarse_);
-        if (shared_) meet();
-        return {f, s.tiles.data(), s.stride};
-    }
-
-    Rows normalise(int t, const float* weight, bool to_blocks) {
-        Stage& s = buffers(t).hidden;
-        const Share mine = rows_of(t);
-        for (int r = mine.from; r < mine.to; r++) rms_norm(x(r), weight, m_.eps, m_.hidden, s.f.data() + (size_t)r * s.stride);
-        return finish(s.f.data(), s, mine, m_.hidden, to_blocks);
-    }
-
     void project_heads(int t, size_t index, const Rows& in, bool only_kv) {
         const Layer& layer = m_.layers[index];
         const LayerShape& a = layer.shape;
@@ -137,7 +103,7 @@ protected:
     void project_head(const Layer& layer, const Matrix& w, const std::vector<float>& bias, const std::vector<float>& norm, int head,
                       const Rows& in, LayerCache& cache, int kind) {
         const LayerShape& a = layer.shape;
-        const int dim = a.head_dim, per = dim / 16;
+        const int dim = kind == 2 ? a.value_dim : a.head_dim, per = dim / 16;
         alignas(64) float out[TILE][MAX_HEAD_DIM];
         for (int r0 = 0; r0 < rows_; r0 += TILE) {
             const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
@@ -154,6 +120,8 @@ protected:
                     float* q = query(layer, r0 + r, head);
                     for (int d = 0; d < dim; d += 16) f_store(q + d, f_mul(f_load(out[r] + d), f_set(a.softmax_scale)));
                 } else {
+                    if (kind == 2 && a.value_scale != 1.f)
+                        for (int d = 0; d < dim; d += 16) f_store(out[r] + d, f_mul(f_load(out[r] + d), f_set(a.value_scale)));
                     write_cache(cache, kind == 1, head, dim, base_ + r0 + r, out[r]);
                 }
             }
@@ -214,12 +182,12 @@ protected:
                 const size_t at = ((size_t)row * a.heads + h) * n_splits + split;
                 q[i] = query(layer, row, h);
                 spans[i] = seen(layer, row);
-                out[i] = m_.scratch.partial.data() + at * a.head_dim;
+                out[i] = m_.scratch.partial.data() + at * a.value_dim;
                 top[i] = m_.scratch.split_max.data() + at;
                 total[i] = m_.scratch.split_sum.data() + at;
             }
-            const size_t kv = ((size_t)head * cache.slots + slot) * a.head_dim;
-            attend_split(n, q, spans, cache.k + kv, cache.v + kv, a.head_dim, start, m_.scratch.threads[t].scores.data(), out, top, total);
+            const size_t at = (size_t)head * cache.slots + slot;
+            attend_split(n, q, spans, cache.k + at * a.head_dim, cache.v + at * a.value_dim, a.head_dim, a.value_dim, start, m_.scratch.threads[t].scores.data(), out, top, total);
         }
     }
 
@@ -232,39 +200,11 @@ protected:
         for (int r = mine.from; r < mine.to; r++)
             for (int h = 0; h < a.heads; h++) {
                 const size_t at = ((size_t)r * a.heads + h) * n_splits;
-                merge_splits(m_.scratch.partial.data() + at * a.head_dim, m_.scratch.split_max.data() + at, m_.scratch.split_sum.data() + at,
-                             n_splits, a.head_dim, s.f.data() + (size_t)r * s.stride + h * a.head_dim);
+                merge_splits(m_.scratch.partial.data() + at * a.value_dim, m_.scratch.split_max.data() + at, m_.scratch.split_sum.data() + at,
+                             n_splits, a.value_dim, layer.sinks.empty() ? -INFINITY : layer.sinks[h],
+                             s.f.data() + (size_t)r * s.stride + h * a.value_dim);
             }
-        return finish(s.f.data(), s, mine, a.heads * a.head_dim, quantised(layer.o));
-    }
-
-    void add_product(int t, const Matrix& w, const Rows& in) {  // x += w in
-        const Share s = share(w.groups, t, threads_);
-        for (int g = s.from; g < s.to; g++)
-            for (int r0 = 0; r0 < rows_; r0 += TILE) {
-                const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
-                F acc[TILE];
-                product(w, g, in, r0, n, acc);
-                for (int r = 0; r < n; r++) f_store(x(r0 + r) + g * 16, f_add(f_load(x(r0 + r) + g * 16), acc[r]));
-            }
-    }
-
-    void gate_up(int t, const Layer& layer, const Rows& in) {
-        Stage& gated = m_.scratch.threads[0].inner;
-        const Share s = share(layer.gate.groups, t, threads_);
-        for (int g = s.from; g < s.to; g++)
-            for (int r0 = 0; r0 < rows_; r0 += TILE) {
-                const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
-                F gate[TILE], up[TILE];
-                product(layer.gate, g, in, r0, n, gate);
-                product(layer.up, g, in, r0, n, up);
-                for (int r = 0; r < n; r++)
-                    f_store(gated.f.data() + (size_t)(r0 + r) * gated.stride + g * 16, f_mul(silu(gate[r]), up[r]));
-            }
-    }
-
-    Rows gated_rows(int t, const Layer& layer) {
-        return finish(m_.scratch.threads[0].inner.f.data(), buffers(t).inner, rows_of(t), layer.shape.inner, quantised(layer.down));
+        return finish(s.f.data(), s, mine, a.heads * a.value_dim, quantised(layer.o));
     }
 
     void head(int t, const Rows& in) {
@@ -284,15 +224,9 @@ protected:
             }
     }
 
-    Model& m_;
-    Cache& c_;
     const int32_t* tokens_;
-    const int rows_, base_;
     float* const logits_;
-    const int threads_;
-    const bool shared_;
     const int first_;
-    const bool coarse_;
 };
 
 static void pass(Model& m, Cache& c, const int32_t* tokens, int rows, float* logits) { Pass(m, c, tokens, rows, logits).run(); }

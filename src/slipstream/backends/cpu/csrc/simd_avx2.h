@@ -56,6 +56,12 @@ static inline void f_store_f16(uint16_t* p, F x) {
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, 0));
     _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(x.b, 0));
 }
+static inline F f_load_e4m3(const uint8_t* p) {
+    const __m256i b = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
+    const __m256i h = _mm256_or_si256(_mm256_slli_epi16(_mm256_and_si256(b, _mm256_set1_epi16(128)), 8),
+                                      _mm256_slli_epi16(_mm256_and_si256(b, _mm256_set1_epi16(127)), 7));
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
+}
 static inline F f_load_u8(const uint8_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))),
             _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
@@ -84,6 +90,10 @@ static inline W w_low(W x) {
     return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
 }
 static inline W w_high(W x) { return w_low({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}); }
+static inline W w_lookup(W x, const uint8_t* table) {
+    const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+    return {_mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b)};
+}
 static inline __m256i bit_half(__m256i x, uint32_t bits, int bit) {
     // Byte j of the result tests bit j of `bits`: spread its four bytes over eight lanes each, keep one bit a lane.
     __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32((int)bits),

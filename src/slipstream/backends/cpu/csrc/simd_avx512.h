@@ -34,6 +34,11 @@ static inline F f_load_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
 static inline void f_store_f16(uint16_t* p, F x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, 0)); }
+static inline F f_load_e4m3(const uint8_t* p) {
+    const __m256i b = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
+    return _mm512_cvtph_ps(_mm256_or_si256(_mm256_slli_epi16(_mm256_and_si256(b, _mm256_set1_epi16(128)), 8),
+                                           _mm256_slli_epi16(_mm256_and_si256(b, _mm256_set1_epi16(127)), 7)));
+}
 static inline F f_load_u8(const uint8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 static inline F f_load_s8(const uint8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 static inline void f_store_s8(int8_t* p, F x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x))); }
@@ -48,6 +53,7 @@ static inline F f_select(Mask m, F yes, F no) { return _mm512_mask_blend_ps(m, n
 static inline W w_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
 static inline W w_low(W x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 static inline W w_high(W x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
+static inline W w_lookup(W x, const uint8_t* table) { return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), x); }
 static inline W w_or_bit(W x, const uint8_t* plane, int bit) {
     uint64_t mask;
     __builtin_memcpy(&mask, plane, 8);

@@ -41,6 +41,15 @@ static inline F f_load_f16(const uint16_t* p) {
 }
 static inline F f_load_bf16(const uint16_t* p) { F r; EACH r.v[i] = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)); return r; }
 static inline void f_store_f16(uint16_t* p, F x) { EACH vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(x.v[i]))); }
+static inline float32x4_t e4m3_quarter(uint16x4_t b) {
+    const uint16x4_t h = vorr_u16(vshl_n_u16(vand_u16(b, vdup_n_u16(128)), 8), vshl_n_u16(vand_u16(b, vdup_n_u16(127)), 7));
+    return vcvt_f32_f16(vreinterpret_f16_u16(h));
+}
+static inline F f_load_e4m3(const uint8_t* p) {
+    const uint8x16_t b = vld1q_u8(p);
+    const uint16x8_t lo = vmovl_u8(vget_low_u8(b)), hi = vmovl_u8(vget_high_u8(b));
+    return {{e4m3_quarter(vget_low_u16(lo)), e4m3_quarter(vget_high_u16(lo)), e4m3_quarter(vget_low_u16(hi)), e4m3_quarter(vget_high_u16(hi))}};
+}
 static inline F f_load_u8(const uint8_t* p) {
     uint8x16_t b = vld1q_u8(p);
     uint16x8_t lo = vmovl_u8(vget_low_u8(b)), hi = vmovl_u8(vget_high_u8(b));
@@ -73,6 +82,7 @@ static inline F f_select(Mask m, F yes, F no) { EACH no.v[i] = vbslq_f32(m.v[i],
 static inline W w_load(const uint8_t* p) { W r; EACH r.v[i] = vld1q_u8(p + 16 * i); return r; }
 static inline W w_low(W x) { EACH x.v[i] = vandq_u8(x.v[i], vdupq_n_u8(15)); return x; }
 static inline W w_high(W x) { EACH x.v[i] = vshrq_n_u8(x.v[i], 4); return x; }
+static inline W w_lookup(W x, const uint8_t* table) { const uint8x16_t t = vld1q_u8(table); EACH x.v[i] = vqtbl1q_u8(t, x.v[i]); return x; }
 static inline W w_or_bit(W x, const uint8_t* plane, int bit) {
     static const uint8_t lanes[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
     EACH {

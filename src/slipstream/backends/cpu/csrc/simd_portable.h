@@ -41,6 +41,8 @@ static inline F f_pow2(F n) { EACH { uint32_t bits = (uint32_t)((int32_t)n.v[i] 
 static inline F f_load_f16(const uint16_t* p) { F r; EACH r.v[i] = half_to_float(p[i]); return r; }
 static inline F f_load_bf16(const uint16_t* p) { F r; EACH { uint32_t b = (uint32_t)p[i] << 16; memcpy(&r.v[i], &b, 4); } return r; }
 static inline void f_store_f16(uint16_t* p, F x) { EACH p[i] = float_to_half(x.v[i]); }
+// e4m3 as half precision with its own exponent bias: the values times 2^-8.
+static inline F f_load_e4m3(const uint8_t* p) { F r; EACH r.v[i] = half_to_float((uint16_t)((p[i] & 128) << 8 | (p[i] & 127) << 7)); return r; }
 static inline F f_load_u8(const uint8_t* p) { F r; EACH r.v[i] = p[i]; return r; }
 static inline F f_load_s8(const uint8_t* p) { F r; EACH r.v[i] = (int8_t)p[i]; return r; }
 static inline void f_store_s8(int8_t* p, F x) { EACH p[i] = (int8_t)lrintf(x.v[i]); }
@@ -51,6 +53,7 @@ static inline F f_select(Mask m, F yes, F no) { EACH no.v[i] = m.v[i] ? yes.v[i]
 static inline W w_load(const uint8_t* p) { W r; memcpy(r.v, p, 64); return r; }
 static inline W w_low(W x) { for (int i = 0; i < 64; i++) x.v[i] &= 15; return x; }
 static inline W w_high(W x) { for (int i = 0; i < 64; i++) x.v[i] >>= 4; return x; }
+static inline W w_lookup(W x, const uint8_t* table) { for (int i = 0; i < 64; i++) x.v[i] = table[x.v[i]]; return x; }  // bytes below 16
 static inline W w_or_bit(W x, const uint8_t* plane, int bit) {  // bit i of the plane becomes `bit` of byte i
     for (int i = 0; i < 64; i++) x.v[i] |= (uint8_t)(((plane[i / 8] >> (i % 8)) & 1) << bit);
     return x;

@@ -1,6 +1,7 @@
 // A KV cache as bytes and back, so that a conversation can outlive its process. The bytes hold what a pass could still
 // read, per layer and head, and do not depend on the capacity of the cache they came from. Those of a drafter follow.
 #include <algorithm>
+#include <utility>
 
 #include "drafter.h"
 
@@ -18,10 +19,10 @@ int kept_slots(const LayerCache& cache, int high) { return std::min(cache.slots,
 template <class Copy> size_t each_layer(const std::vector<Layer>& layers, const Cache& cache, int high, size_t at, Copy copy) {
     for (size_t i = 0; i < layers.size(); i++) {
         const LayerCache& layer = cache.layers[i];
-        const int dim = layers[i].shape.head_dim;
-        const size_t bytes = (size_t)kept_slots(layer, high) * dim * 2;
-        for (int head = 0; head < layers[i].shape.kv_heads; head++)
-            for (uint16_t* part : {layer.k, layer.v}) {
+        const LayerShape& shape = layers[i].shape;
+        for (int head = 0; head < shape.kv_heads; head++)
+            for (const auto& [part, dim] : {std::pair(layer.k, shape.head_dim), std::pair(layer.v, shape.value_dim)}) {
+                const size_t bytes = (size_t)kept_slots(layer, high) * dim * 2;
                 copy((uint8_t*)(part + (size_t)head * layer.slots * dim), at, bytes);
                 at += bytes;
             }

@@ -1,5 +1,6 @@
 #include "weights.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "halffloat.h"
@@ -22,8 +23,12 @@ void pack_words(uint8_t* to, const uint8_t* from, int words, int lane, uint8_t f
         for (int b = 0; b < 4; b++) to[w * 64 + lane * 4 + b] = from[w * 4 + b] ^ flip;
 }
 
-// Q4_0 / Q4_1 nibble order (low: columns 0-15, high: 16-31) is already that of a step pair.
+// Q4_0 / Q4_1 / MXFP4 nibble order (low: columns 0-15, high: 16-31) is already that of a step pair.
 void pack_block(Format format, uint8_t* rec, int half, const uint8_t* block, int lane) {
+    if (format == MXFP4) {
+        rec[half * 16 + lane] = block[0];
+        return pack_words(rec + 64 + half * 256, block + 1, 4, lane, 0);
+    }
     uint8_t* scales = rec + half * 32 + lane * 2;
     memcpy(scales, block, 2);
     switch (format) {
@@ -100,12 +105,16 @@ void pack_k(Format format, uint8_t* rec, const uint8_t* block, int lane) {
 
 void matrix_pack(Matrix& m, int row0, int n, const uint8_t* raw) {
     const FormatInfo& f = m.info();
-    const int blocks = m.cols / f.block_k;
+    const int blocks = (m.cols + f.block_k - 1) / f.block_k;
     for (int row = row0; row < row0 + n; row++) {
         uint8_t* group = m.data + (row / 16) * m.group_bytes();
         const int lane = row % 16;
         for (int b = 0; b < blocks; b++, raw += f.block_bytes) {
-            if (!f.quantised) {
+            if (m.format == F8_E4M3) {
+                uint8_t* rec = group + (size_t)b * f.record_bytes;
+                memcpy(rec + lane * 4, raw, 4);
+                for (int k = 0; k < f.record_k; k++) rec[64 + k * 16 + lane] = raw[4 + k];
+            } else if (!f.quantised) {
                 memcpy(group + ((size_t)b * 16 + lane) * f.block_bytes, raw, f.block_bytes);
             } else if (f.block_k == 32) {
                 pack_block(m.format, group + (size_t)(b / 2) * f.record_bytes, b % 2, raw, lane);
@@ -127,7 +136,9 @@ void matrix_take(Matrix& to, const Matrix& from, const int32_t* rows) {
             for (int i = 0; i < times; i++, source += 16 * n, target += 16 * n) memcpy(target + b * n, source + a * n, n);
         };
         for (int i = 0; i < from.records; i++) {
-            if (!f.quantised) copy(f.block_bytes, f.record_k);
+            if (from.format == F8_E4M3) copy(4, 1), copy(1, f.record_k);
+            else if (from.format == MXFP4) copy(1, 2), source += 32, target += 32, copy(4, 8);
+            else if (!f.quantised) copy(f.block_bytes, f.record_k);
             else if (f.block_k == 32) {
                 const int scales = f.record_k / f.block_k * (from.format == Q4_1 ? 2 : 1);
                 copy(2, scales);
@@ -162,6 +173,8 @@ static void q8_row(const Matrix& m, const uint8_t* rec, int lane, float* out) {
         }
 }
 
+static float e4m3_value(uint8_t b) { return half_to_float((uint16_t)((b & 128) << 8 | (b & 127) << 7)) * 256; }
+
 void matrix_row(const Matrix& m, int row, float* out) {
     const FormatInfo& f = m.info();
     const uint8_t* group = m.group(row / 16);
@@ -176,6 +189,16 @@ void matrix_row(const Matrix& m, int row, float* out) {
         } else {
             const uint8_t* rec = group + (size_t)(k / f.record_k) * f.record_bytes;
             const int at = k % f.record_k, half = at / 32, within = at % 32, step = within / 4, byte = within % 4;
+            if (m.format == F8_E4M3) {
+                memcpy(out + k, rec + lane * 4, 4);
+                out[k] *= e4m3_value(rec[64 + at * 16 + lane]);
+                continue;
+            }
+            if (m.format == MXFP4) {
+                const int code = rec[64 + half * 256 + spot(step, lane) + byte] >> (step >= 4 ? 4 : 0) & 15;
+                out[k] = ldexpf((float)(E2M1[code] - E2M1_ZERO), rec[half * 16 + lane] - 128);
+                continue;
+            }
             const float d = f16_at(rec + (f.record_k == 64 ? half * 32 : 0) + lane * 2);
             switch (m.format) {
                 case Q4_0:

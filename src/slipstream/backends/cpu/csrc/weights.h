@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum Format : int32_t { F32 = 0, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, FORMATS };
+enum Format : int32_t { F32 = 0, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, MXFP4, F8_E4M3, FORMATS };
 
 struct FormatInfo {
     const char* name;
@@ -16,7 +16,7 @@ struct FormatInfo {
     bool quantised;              // whether activations are quantised to meet it
 };
 
-// record_bytes = scales + bytes. Q8_0 and Q4_x records pair two blocks so that records stay whole cache lines.
+// record_bytes = scales + bytes. Q8_0, Q4_x and MXFP4 records pair two blocks so that records stay whole cache lines.
 constexpr FormatInfo FORMAT[FORMATS] = {
     {"F32", 1, 4, 1, 64, false},
     {"F16", 1, 2, 2, 64, false},
@@ -27,7 +27,13 @@ constexpr FormatInfo FORMAT[FORMATS] = {
     {"Q4_K", 256, 144, 256, 64 + 256 + 2048, true},
     {"Q5_K", 256, 176, 256, 64 + 256 + 2048 + 512, true},
     {"Q6_K", 256, 210, 256, 64 + 256 + 2048 + 1024, true},
+    {"MXFP4", 32, 17, 64, 64 + 512, true},
+    {"F8_E4M3", 128, 132, 128, 64 + 2048, false},  // given as a float and 128 bytes for every 128 columns
 };
+
+// e2m1 (OCP Microscaling 1.0) by its code: twice the value, and E2M1_ZERO more, so that it is an unsigned byte.
+constexpr int E2M1_ZERO = 16;
+constexpr uint8_t E2M1[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
 struct Matrix {
     Format format;
