@@ -64,7 +64,7 @@ def pair(shared):
     """The same as if nothing had been asked before."""
     router, *fakes = shared
     for fake in fakes:
-        fake.requests, fake.billed = [], 0
+        fake.requests, fake.bills = [], []
     router.gateway.live.upstreams["first"].breaker.succeed()
     return shared
 

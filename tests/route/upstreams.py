@@ -29,7 +29,8 @@ PATHS = {"openai-chat": "/v1/chat/completions", "openai-responses": "/v1/respons
 
 @dataclass
 class Fake:
-    """A target. faults: what the next requests meet, one each; then all is well. delay_s: between events."""
+    """A target. faults: what the next requests meet, one each; then all is well. A fault of a stream is `kind@place`,
+    the place a name or the number of an event. delay_s: between events. bills: the requests that would be billed."""
 
     wire: str
     faults: list[str] = field(default_factory=list)
@@ -40,10 +41,14 @@ class Fake:
     requests: list[dict] = field(default_factory=list)
     headers: list[dict] = field(default_factory=list)
     peers: set[int] = field(default_factory=set)
-    billed: int = 0
+    bills: list[str] = field(default_factory=list)
     cancelled: int = 0
     running: int = 0
     most: int = 0
+
+    @property
+    def billed(self) -> int:
+        return len(self.bills)
 
     def app(self) -> Starlette:
         return Starlette(routes=[Route(PATHS[self.wire], self.answer, methods=["POST"]), Route("/health", health)])
@@ -53,6 +58,7 @@ class Fake:
         self.requests.append(body)
         self.headers.append(dict(request.headers))
         self.peers.add(request.client.port)
+        id = request.headers.get("idempotency-key", "").partition("-")[0]
         fault = self.faults.pop(0) if self.faults else ""
         if fault in ("429", "500", "503", "400", "401"):
             error = {"type": "rate_limit_error" if fault == "429" else "server_error", "message": f"fake {fault}"}
@@ -68,18 +74,19 @@ class Fake:
                 return StreamingResponse(cut(b'{"id":'), media_type="application/json")
             if fault == "malformed":
                 return Response("{nonsense", media_type="application/json")
-            self.billed += 1
+            self.bills.append(id)
             return JSONResponse(WHOLE[self.wire](tool, self.prompt, self.tier))
         if fault == "json":
-            self.billed += 1
+            self.bills.append(id)
             return JSONResponse(WHOLE[self.wire](tool, self.prompt, self.tier))
-        return StreamingResponse(self.stream(tool, fault), media_type="text/event-stream")
+        return StreamingResponse(self.stream(tool, fault, id), media_type="text/event-stream")
 
-    async def stream(self, tool: bool, fault: str) -> AsyncIterator[bytes]:
+    async def stream(self, tool: bool, fault: str, id: str) -> AsyncIterator[bytes]:
         events = STREAM[self.wire](tool, self.prompt, self.tier)
         kind, _, place = fault.partition("@")
         first = next(i for i, (_, token) in enumerate(events) if token)
-        at = {"start": 0, "first": first, "middle": first + 2, "end": len(events) - 1}.get(place, -1)
+        places = {"": -1, "start": 0, "first": first, "middle": first + 2, "end": len(events) - 1}
+        at = places[place] if place in places else int(place)
         self.running += 1
         self.most = max(self.most, self.running)
         done = False
@@ -100,7 +107,7 @@ class Fake:
                         yield ERROR[self.wire]
                         return
                 if i == first:
-                    self.billed += 1
+                    self.bills.append(id)
                 yield block
                 await asyncio.sleep(self.delay_s)
             done = True

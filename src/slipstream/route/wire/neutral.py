@@ -266,12 +266,15 @@ class NotCarried(Exception):
 
 
 def as_int(value: Any) -> int:
-    """A count from an answer; 0 for what is none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    """A count from an answer; 0 for what is none, or more than any database holds."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 48 else 0
 
 
 def as_text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    """Text from an answer; half of a surrogate pair, which UTF-8 cannot say, is a question mark."""
+    if not isinstance(value, str):
+        return ""
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def as_dict(value: Any) -> Json:
