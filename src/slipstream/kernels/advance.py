@@ -20,6 +20,7 @@ from slipstream.kernels.launch import (
     DRAFTS,
     FIRST_STOP,
     LEFT,
+    MATCHED,
     MAX_STOPS,
     ROUND,
     ROWS,
@@ -36,6 +37,7 @@ MIN_MATCH = 2
 """The shortest worth drafting from."""
 LEFT_: tl.constexpr = tl.constexpr(LEFT)
 ROUND_: tl.constexpr = tl.constexpr(ROUND)
+MATCHED_: tl.constexpr = tl.constexpr(MATCHED)
 DRAFTS_: tl.constexpr = tl.constexpr(DRAFTS)
 STOPS_: tl.constexpr = tl.constexpr(STOPS)
 CAPACITY_: tl.constexpr = tl.constexpr(CAPACITY)
@@ -73,6 +75,7 @@ def draft(tokens, row_tokens, state, start, left, done, R: tl.constexpr, MATCH: 
             best = tl.maximum(best, (length << 32) | j)
     found = tl.max(best, 0)
     match = (found & 0xFFFFFFFF).to(tl.int32)
+    tl.store(state + MATCHED_, (found >> 32).to(tl.int32))
     limit = tl.where((found >> 32) >= MIN_MATCH, tl.maximum(limit, 0), 0)
     i = tl.arange(0, R)
     source = match + 1 + (i - 1) % tl.maximum(start - match, 1)

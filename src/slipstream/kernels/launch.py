@@ -17,9 +17,10 @@ ROWS = 16
 KV_SPLIT = 256
 """Positions one attention program reads. A size, not a count, so that nothing depends on the context's length."""
 
-START, RUN_ROWS, LEFT, ROUND, DRAFTS, STOPS, TOP_K, CAPACITY, FIRST_STOP = range(9)
+START, RUN_ROWS, LEFT, ROUND, DRAFTS, STOPS, TOP_K, CAPACITY, MATCHED, TRUST, FIRST_STOP = range(11)
 """Slots of `state` (int32): position of row 0; rows of this pass, 0 once done; tokens still allowed; rounds so far;
-most drafts a round; how many stop tokens; top-k; positions of the cache; then the stop tokens themselves."""
+most drafts a round; how many stop tokens; top-k; positions of the cache; how long a match the suffix drafter found and
+the least that it is preferred with to the block drafter; then the stop tokens themselves."""
 MAX_STOPS = 16
 STATE_SIZE = FIRST_STOP + MAX_STOPS
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from slipstream.kernels.launch import ROWS, STATE_SIZE
 from slipstream.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from slipstream.backends.cuda.drafter import DraftMemory
 
 KEPT = 4
 """Closed caches kept for reuse."""
@@ -19,6 +23,7 @@ class CudaCache:
 
     control: `state` and the rows' tokens, one upload; tokens: the text, read by the device's drafter.
     programs: captured graphs over these buffers, by kind and rows; workspace: what the pass keeps beside them.
+    drafts: what a block drafter remembers of the text, where one is loaded.
     closed: where `close` leaves this cache for the backend to take up again, its programs still valid.
     """
 
@@ -34,11 +39,14 @@ class CudaCache:
         self.state, self.row_tokens = self.control[:STATE_SIZE], self.control[STATE_SIZE:]
         self.programs: dict[tuple[str, int], Callable[[], None]] = {}
         self.workspace: Sequence[torch.Tensor] | None = None
+        self.drafts: DraftMemory | None = None
         self._closed = closed
         self.reopen(capacity)
 
     def reopen(self, capacity: int) -> CudaCache:
         self.length, self.capacity, self.closed = 0, capacity, False
+        if self.drafts is not None:
+            self.drafts.follow(0, 0)
         return self
 
     def can_rewind(self, length: int) -> bool:
