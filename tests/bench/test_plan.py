@@ -177,6 +177,22 @@ def test_predictions_are_near_rounds_published_by_others(
     assert planned(model, "b200", **setup).prediction.round_s * 1e3 == pytest.approx(published_ms, rel=within)
 
 
+def test_only_weights_that_are_slow_to_unpack_take_longer_than_their_bytes() -> None:
+    for dtype, share in (("fp8", 1.0), ("mxfp4", 0.75)):
+        result = planned("naive-n05-flash", dtype=dtype)
+        packed = result.bytes["experts"] + result.bytes["dense_ffn"]
+        rate = result.hardware.read_bytes_per_s * result.launch.bandwidth_share
+        expected = (result.total_bytes - packed + packed / share) / rate
+        assert result.prediction.read_s == pytest.approx(expected)
+
+
+def test_mixtures_of_experts_are_launched_as_such_unless_asked_otherwise() -> None:
+    sparse, dense = planned("gpt-oss-120b"), planned("llama-8b")
+    assert (sparse.launch.id, dense.launch.id) == ("graph-pdl-moe", "graph-pdl")
+    assert plan(sparse.model, sparse.hardware, sparse.setup, load_launch("graph")).launch.id == "graph"
+    assert planned("gpt-oss-120b", "wse3", tp=2).launch.id == "wafer"
+
+
 # Our own measured rows: id -> how plan must be asked for the same work.
 MEASURED: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
     "cuda-smollm2": ("smollm2", "h200", "bf16", {"context": 512}),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -25,6 +25,7 @@ class Hardware:
     """One kind of device. Rates in bytes and FLOPs a second; `flops` dense bf16; `link_bytes_per_s` one direction.
 
     domain: how many devices one fast link joins; 1 is a device alone, without a link.
+    launch, moe_launch: how dense models and mixtures of experts run on it where nothing else is asked for.
     pipeline: several devices hold a model layer after layer, so adding them adds capacity, not read rate.
     status: measured, specification or announced.
     """
@@ -39,6 +40,7 @@ class Hardware:
     link_bytes_per_s: float
     all_reduce_s: float
     launch: str
+    moe_launch: str
     pipeline: bool
     read_measured: bool
     status: str
@@ -47,13 +49,17 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a pass is launched: see `launch.toml` for the model behind the two numbers."""
+    """How a pass is launched: see `launch.toml` for the model behind the numbers.
+
+    unpack_share: what is left of that rate for weights of a dtype that is slow to unpack.
+    """
 
     id: str
     about: str
     us_per_kernel: float
     bandwidth_share: float
     source: str
+    unpack_share: Mapping[str, float] = field(default_factory=dict)
 
 
 @cache
@@ -89,6 +95,7 @@ def load_hardware(name: str) -> Hardware:
         link_bytes_per_s=entry.get("link_gb_s", 0) * 1e9,
         all_reduce_s=entry.get("all_reduce_us", 0) * 1e-6,
         launch=entry.get("launch", "graph-pdl"),
+        moe_launch=entry.get("launch", "graph-pdl-moe"),
         pipeline=entry.get("pipeline", False),
         read_measured="read_tb_s" in entry,
         status=entry["status"],

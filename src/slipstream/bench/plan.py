@@ -251,7 +251,7 @@ def plan(model: ModelCosts, hardware: Hardware, setup: Setup | None = None, laun
     Raises PlanError where the model does not divide over the ranks or the context is longer than the model's.
     """
     setup = setup or Setup()
-    launch = launch or load_launch(hardware.launch)
+    launch = launch or load_launch(hardware.moe_launch if model.is_moe else hardware.launch)
     if setup.context > model.context:
         raise PlanError(f"context {setup.context:,} is longer than {model.name} was made for: {model.context:,} tokens")
     ranks = 1 if hardware.pipeline else setup.tp
@@ -277,13 +277,19 @@ def plan(model: ModelCosts, hardware: Hardware, setup: Setup | None = None, laun
         kernels=kernels,
         all_reduces=all_reduces,
         prediction=Prediction(
-            read_s=sum(parts.values()) / (hardware.read_bytes_per_s * launch.bandwidth_share),
+            read_s=_streamed(parts, model, launch) / (hardware.read_bytes_per_s * launch.bandwidth_share),
             compute_s=flops / hardware.flops,
             launch_s=kernels * launch.us_per_kernel * 1e-6,
             communication_s=communication,
         ),
         memory=memory_bytes(model, setup, hardware),
     )
+
+
+def _streamed(parts: dict[str, float], model: ModelCosts, launch: Launch) -> float:
+    """Bytes of a round, those that are slow to unpack counted for as much longer as they take."""
+    dtypes = asdict(model.dtypes)
+    return sum(size / launch.unpack_share.get(dtypes.get(part, ""), 1.0) for part, size in parts.items())
 
 
 def expected_distinct(choices: int, drawn: int, rows: int) -> float:
