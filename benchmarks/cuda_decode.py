@@ -44,6 +44,15 @@ def row(id: str, work: str, samples: list[float], unit: str, peer: str | None = 
     print(id, round(value, 4), unit, "peer", peer_value, "ratio", ratio, flush=True)
 
 
+def write(out: Path, commit: str) -> None:
+    """The rows so far as a results file."""
+    host, gpu = describe_machine(), torch.cuda.get_device_name()
+    machine = host | {"cpu": f"one {gpu}, host {host['cpu']}", "gpu": gpu}
+    packages = versions("torch", "triton") | {"cuda": str(torch.version.cuda)}
+    results = Results(machine, commit, datetime.date.today().isoformat(), packages, ROWS)
+    out.write_text(json.dumps(asdict(results), indent=2) + "\n")
+
+
 @triton.jit
 def read_kernel(x, out, per, BLOCK: tl.constexpr):
     acc = tl.zeros((BLOCK,), tl.int32)
@@ -136,17 +145,17 @@ def encoded(checkpoint: Checkpoint, name: Any) -> list[np.ndarray]:
     return [np.array(t.encode(t.render_chat(p.messages)), np.int32) for p in prompts(name)]
 
 
-def generate(backend: CudaBackend, prompt: np.ndarray, limit: int, drafts: int,
-             stops: tuple[int, ...] = ()) -> tuple[list[int], int, float, float]:  # fmt: skip
-    """(tokens, rounds, seconds of decoding, seconds to the first token), greedy."""
+def generate(backend: CudaBackend, prompt: np.ndarray, limit: int, drafts: int, stops: tuple[int, ...] = (),
+             temperature: float = 0.0, drafter: str = "suffix") -> tuple[list[int], int, float, float]:  # fmt: skip
+    """(tokens, rounds, seconds of decoding, seconds to the first token)."""
     cache = backend.new_cache(4096)
     torch.cuda.synchronize()
     begun = time.perf_counter()
     backend.prefill(cache, prompt[:-1])
     tokens: list[int] = []
     count, first = 0, 0.0
-    for r in backend.rounds(cache, prompt, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=1, drafts=drafts,
-                            limit=limit, stop_token_ids=stops):  # fmt: skip
+    for r in backend.rounds(cache, prompt, temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=1,
+                            drafts=drafts, limit=limit, stop_token_ids=stops, drafter=drafter):  # fmt: skip
         first = first or time.perf_counter()
         count += 1
         tokens += r.tokens
@@ -311,9 +320,6 @@ def main() -> None:
         "rounds": lambda: row_counts(checkpoint), "compile": lambda: against_compile(checkpoint),
         "text": lambda: text(checkpoint), "prefill": lambda: prefills(checkpoint), "large": large, "pdl": pdl_gain,
         "accuracy": lambda: right(checkpoint), "gate": lambda: exactness(checkpoint)}  # fmt: skip
-    host, gpu = describe_machine(), torch.cuda.get_device_name()
-    machine = host | {"cpu": f"one {gpu}, host {host['cpu']}", "gpu": gpu}
-    packages = versions("torch", "triton") | {"cuda": str(torch.version.cuda)}
     for name in args.rows.split(","):
         begun = time.time()
         try:
@@ -323,8 +329,7 @@ def main() -> None:
         gc.collect()
         torch.cuda.empty_cache()
         print(name, f"{time.time() - begun:.0f} s", flush=True)
-        results = Results(machine, args.commit, datetime.date.today().isoformat(), packages, ROWS)
-        args.out.write_text(json.dumps(asdict(results), indent=2) + "\n")
+        write(args.out, args.commit)
 
 
 if __name__ == "__main__":

@@ -33,12 +33,12 @@ SHAPES = {
 }
 
 
-def round_us(backend: CudaBackend, context: int, rows: int, samples: int = 40) -> list[float]:
+def round_us(backend: CudaBackend, context: int, rows: int, samples: int = 40, kind: str = "rounds") -> list[float]:
     """Microseconds a round of `rows` rows (sampling and acceptance included), one sample a graph of UNROLLED."""
     cache = backend.new_cache(context + 8 * ROWS * rounds.UNROLLED)
     cache.keys.normal_()
     cache.values.normal_()
-    program = backend._program(cache, "rounds", rows)
+    program = backend._program(cache, kind, rows)
     times = []
     for _ in range(samples):
         slots = {
