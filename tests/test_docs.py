@@ -72,6 +72,7 @@ def test_shell_examples_name_real_commands_and_options(args, monkeypatch):
         "slipstream.bench.endpoint.HttpEndpoint",
         "slipstream.bench.verify.verify",
         "slipstream.bench.drafter_eval.evaluate_drafter",
+        "slipstream.train.loop.train_drafter",
     ):
         monkeypatch.setattr(target, parsed)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Hello")))

@@ -28,6 +28,7 @@ COMMANDS = {
     "plan": ("slipstream.cli.plan", "The floor of a model on a machine, from its config alone."),
     "bench": ("slipstream.cli.bench", "Measure this machine, or any endpoint."),
     "verify": ("slipstream.cli.verify", "Prove that speculative decoding changes nothing."),
+    "train-drafter": ("slipstream.cli.train_drafter", "Train a block drafter for a model, from its own answers."),
     "eval-drafter": ("slipstream.cli.eval_drafter", "How many tokens a round a block drafter brings, by task."),
     "completion": ("slipstream.cli.completion", "Print the shell completion script."),
 }

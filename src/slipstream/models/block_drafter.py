@@ -81,10 +81,6 @@ def read_block_drafter(path: Path, config: dict[str, Any], spec: ModelSpec) -> B
     )
 
 
-MODEL_TYPE = "slipstream_block_drafter"
-MAX_RANK = 1024
-
-
 @dataclass(frozen=True)
 class BlockDrafterConfig:
     """config.json of a drafter of our own kind, checked by itself. `drafters/block_reference.py` is what it computes.

@@ -1,0 +1,54 @@
+"""What a drafter learns from: the target's own distribution, at the temperature it will be sampled with.
+
+Under the coupled noise of the engine a draft is kept about as often as two distributions overlap, 1 - TV; cross-entropy
+learns faster from the start (DistillSpec, arXiv:2310.08461), so both are added. A guess counts only where all before it
+hold, so later places weigh less.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from slipstream.train.drafter import Drafter
+
+TEMPERATURE, DECAY = 0.8, 0.8
+
+
+def distillation(guessed: Tensor, target: Tensor, head: Tensor, weight: Tensor) -> Tensor:
+    """guessed, target (rows, hidden): multiplied with head (draft_vocab, hidden) they are logits; weight (rows,)."""
+    log_q = F.log_softmax((guessed @ head.T).float() / TEMPERATURE, -1)
+    p = F.softmax((target @ head.T).float() / TEMPERATURE, -1)
+    cross, distance = -(p * log_q).sum(-1), 0.5 * (p - log_q.exp()).abs().sum(-1)
+    return ((cross + distance) * weight).sum() / weight.sum()
+
+
+def places(rows: int, device: torch.device) -> Tensor:
+    """Weights (rows,) of the places of a block."""
+    return DECAY ** torch.arange(rows, device=device, dtype=torch.float32)
+
+
+def calibration(drafter: Drafter, y: Tensor, before: Tensor, target: Tensor, vocab: Tensor, head: Tensor,
+                hot: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The confidence head's loss over rows (n, ...), and the share of right guesses; nothing else learns from it.
+
+    Each row drafts as the engine does: candidates, scores, and where `hot` (n,) the noise that the target shares.
+    """
+    y, before = y.detach(), before.detach()
+    with torch.no_grad():
+        bent, state = drafter.markov(y, before)
+        small = head[vocab]
+        ids = (y @ small.T).topk(drafter.config.candidates).indices  # of the draft vocabulary
+        scores = torch.einsum("nch,nh->nc", small[ids], bent.to(small.dtype)).float()
+        said = (target @ head.T).float()
+        noise = -torch.empty_like(said).exponential_(generator=generator).log()
+        truth = torch.where(hot, (said / TEMPERATURE + noise).argmax(-1), said.argmax(-1))
+        guesses = vocab[ids]
+        drawn = torch.where(hot[:, None], scores / TEMPERATURE + noise.gather(1, guesses), scores).argmax(
+            -1, keepdim=True
+        )
+        share = scores.log_softmax(-1).gather(1, drawn)[:, 0]
+        right = (guesses.gather(1, drawn)[:, 0] == truth).float()
+    loss = F.binary_cross_entropy_with_logits(drafter.confidence(y, state, share), right)
+    return loss, right.mean()
