@@ -11,12 +11,14 @@ import numpy.typing as npt
 import pytest
 from tiny import write_tiny_checkpoint
 
+from slipstream.backends.cpu import backend as cpu_backend
 from slipstream.backends.cpu import library
 from slipstream.backends.cpu.backend import CpuBackend
+from slipstream.backends.cpu.loading import weight_bytes
 from slipstream.backends.reference import ReferenceBackend
 from slipstream.bench.verify import verify
 from slipstream.engine.engine import LLM
-from slipstream.errors import CheckpointError
+from slipstream.errors import BackendError, CheckpointError
 from slipstream.models.checkpoint import Checkpoint, load_checkpoint
 from slipstream.models.spec import WeightTensor
 from slipstream.models.tensors import BlockScaled, PackedMXFP4, e4m3_values
@@ -155,3 +157,41 @@ def test_scales_that_are_no_numbers_are_refused_by_name(tmp_path: Path, kind: st
     tensor.scales.stored[0, 0] = 255 if kind == "MXFP4" else np.nan
     with pytest.raises(CheckpointError, match=r"experts.2.up of layer 1 has an (MXFP4|FP8) scale"):
         CpuBackend(checkpoint.spec, checkpoint.tensors)
+
+
+def test_an_fp8_value_that_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
+    checkpoint = packed_experts(load_checkpoint(write_tiny_checkpoint(tmp_path, "qwen3_moe")), "FP8")
+    tensor: Any = checkpoint.tensors["layers.1.experts.2.up"]
+    tensor.weight.stored[3, 5] = 0xFF
+    with pytest.raises(CheckpointError, match=r"experts.2.up of layer 1 has an FP8 value"):
+        CpuBackend(checkpoint.spec, checkpoint.tensors)
+
+
+def test_a_row_never_chooses_an_expert_twice_whatever_its_scores(tmp_path: Path) -> None:
+    """Where no score tells experts apart, the first ones are chosen, as when the correction prefers them."""
+    checkpoint = load_checkpoint(write_tiny_checkpoint(tmp_path, "glm4_moe", layers=3))
+    tokens = tokens_of(checkpoint.spec.vocab, 64)
+
+    def with_correction(values: Floats) -> Floats:
+        given = {n: Given(values, "F32") if n.endswith(".correction") else t for n, t in checkpoint.tensors.items()}
+        return logits_of(CpuBackend(checkpoint.spec, given), tokens, prefilled=56)
+
+    first = with_correction(np.arange(8, 0, -1, dtype=np.float32) * 100)
+    assert np.isfinite(first).all()
+    for number in (-np.inf, np.nan):
+        assert np.array_equal(with_correction(np.full(8, number, np.float32)), first), number
+
+
+def test_a_model_larger_than_memory_is_refused_before_a_weight_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = load_checkpoint(write_tiny_checkpoint(tmp_path, "qwen3_moe", format="BF16"))
+    needed = weight_bytes(checkpoint.tensors)
+    assert needed == 2 * sum(int(np.prod(shape)) for shape in checkpoint.spec.tensor_shapes().values())
+    monkeypatch.setattr(cpu_backend, "load", lambda *_: pytest.fail("a tensor was read"))
+    monkeypatch.setattr(cpu_backend, "available_bytes", lambda: needed - 1)
+    with pytest.raises(BackendError, match=r"the weights need 0.0 GB and 0.0 GB of memory are free"):
+        CpuBackend(checkpoint.spec, checkpoint.tensors)
+    monkeypatch.undo()
+    monkeypatch.setattr(cpu_backend, "available_bytes", lambda: needed)
+    CpuBackend(checkpoint.spec, checkpoint.tensors)

@@ -13,6 +13,7 @@ The anchor, the newest token of the text, is never in the cache between rounds: 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -148,3 +149,12 @@ class DeviceRounds(Protocol):
         drafter: who may guess, `suffix`, `block` or `auto`, which is both; the last two need a loaded block drafter.
         """
         ...
+
+
+def available_bytes() -> int | None:
+    """Memory that could be taken without swapping, where the system tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None

@@ -6,12 +6,11 @@ Correct everywhere and fast nowhere. Not row-invariant: library matrix products 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slipstream.backends.base import MAX_DRAFTS, FloatArray, IntArray, KVCache
+from slipstream.backends.base import MAX_DRAFTS, FloatArray, IntArray, KVCache, available_bytes
 from slipstream.errors import BackendError
 
 if TYPE_CHECKING:
@@ -130,12 +129,3 @@ class ReferenceBackend:
 def weight_bytes(spec: ModelSpec, element: int) -> int:
     """Bytes of all weights at `element` bytes a number."""
     return element * sum(math.prod(shape) for shape in spec.tensor_shapes().values())
-
-
-def available_bytes() -> int | None:
-    """Memory that could be taken without swapping, where the system tells."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return None

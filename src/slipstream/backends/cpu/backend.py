@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from slipstream.backends.base import MAX_DRAFTS, FloatArray, IntArray, KVCache
+from slipstream.backends.base import MAX_DRAFTS, FloatArray, IntArray, KVCache, available_bytes
 from slipstream.backends.cpu.drafter import Guesses, native_names, shapes
 from slipstream.backends.cpu.drafter import unsupported as unsupported_drafter
 from slipstream.backends.cpu.library import LayerShape, instruction_sets, library
-from slipstream.backends.cpu.loading import MAX_CAPACITY, address, load, shape_of, unsupported
+from slipstream.backends.cpu.loading import MAX_CAPACITY, address, load, shape_of, unsupported, weight_bytes
 from slipstream.errors import BackendError, RequestError
 from slipstream.models.block_drafter import BlockDrafterWeights
 from slipstream.models.spec import ModelSpec, WeightTensor
@@ -116,6 +116,12 @@ class CpuBackend:
         reason = unsupported(spec, tensors)
         if reason:
             raise BackendError(f"the native CPU backend cannot run this model: {reason}; use --backend reference")
+        needed, free = weight_bytes(tensors), available_bytes()
+        if free is not None and needed > free:
+            raise BackendError(
+                f"the weights need {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free; "
+                "choose a model, or a format of it, whose files are smaller than that"
+            )
         isas = instruction_sets()
         if isa is not None and isa not in isas:
             raise BackendError(f"instruction set {isa!r} is not one of this machine's: {', '.join(isas)}")

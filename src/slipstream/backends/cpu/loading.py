@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from slipstream.backends.cpu.library import FORMATS, LayerShape, library
 from slipstream.errors import BackendError, CheckpointError
 from slipstream.models.spec import Attention, FeedForward, Layer, ModelSpec, WeightTensor
+from slipstream.models.tensors import FORMATS as FILE_FORMATS
 from slipstream.models.tensors import BlockScaled
 
 MAX_CAPACITY = 1 << 30
@@ -71,6 +73,12 @@ def _feed_forward(f: FeedForward) -> dict[str, float]:
     return {"inner": e.shared_inner} | clamped | routing | groups
 
 
+def weight_bytes(tensors: Mapping[str, WeightTensor]) -> int:
+    """Bytes of weights as their files have them, which the library keeps but for filling."""
+    formats = [(FILE_FORMATS[tensor.format], math.prod(tensor.shape)) for tensor in tensors.values()]
+    return sum(numbers // format.values * format.bytes for format, numbers in formats)
+
+
 def load(handle: int, layer: int, name: bytes, tensor: WeightTensor, is_matrix: bool) -> int:
     """Copy one tensor into the library; returns the bytes a pass reads of it, 0 for a vector."""
     lib, out_of_memory = library(), BackendError(f"no memory for the weights (at tensor {name.decode()})")
@@ -96,7 +104,7 @@ def address(name: str) -> tuple[int, bytes]:
 
 
 def _checked_rows(tensor: WeightTensor, name: str) -> npt.NDArray[np.uint8]:
-    """Rows as the library takes them. Raises CheckpointError where a scale is not a number."""
+    """Rows as the library takes them. Raises CheckpointError where a scale or an FP8 value is not a number."""
     raw = tensor.raw()
     if tensor.format == "MXFP4" and (raw.reshape(len(raw), -1, 17)[..., 0] == 255).any():
         raise CheckpointError(f"tensor {name} has an MXFP4 scale that is not a number; download the checkpoint again")
@@ -105,6 +113,8 @@ def _checked_rows(tensor: WeightTensor, name: str) -> npt.NDArray[np.uint8]:
     scales = tensor.scales.float32()
     if not np.isfinite(scales).all():
         raise CheckpointError(f"tensor {name} has an FP8 scale that is not a finite number; download it again")
+    if (raw & 127 == 127).any():
+        raise CheckpointError(f"tensor {name} has an FP8 value that is not a number; download it again")
     rows, columns = tensor.shape
     records = -(-columns // _FP8_COLUMNS)
     scales = scales.repeat(tensor.block, 0)[:rows].repeat(tensor.block // _FP8_COLUMNS, 1)[:, :records]

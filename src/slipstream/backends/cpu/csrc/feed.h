@@ -91,30 +91,31 @@ private:
             if (!a.sigmoid) score[e] /= total;
             rank[e] = score[e] + (layer.correction.empty() ? 0.f : layer.correction[e]);
         }
-        if (a.groups > 1) keep_groups(a, rank);
+        std::vector<bool> out(n);
+        if (a.groups > 1) keep_groups(a, rank, out);
         int32_t* chosen = m_.scratch.chosen.data() + (size_t)row * a.top_k;
         float* weight = m_.scratch.weights.data() + (size_t)row * a.top_k;
         double sum = 0;
         for (int k = 0; k < a.top_k; k++) {
-            chosen[k] = take_best(rank);
+            chosen[k] = take_best(rank, out);
             sum += score[chosen[k]];
         }
         for (int k = 0; k < a.top_k; k++)
             weight[k] = (float)(score[chosen[k]] / (a.normalise ? (sum > 1e-20 ? sum : 1e-20) : 1.0) * a.routed_scale);
     }
 
-    // The first of the largest, which is out from then on. NaN is never chosen while anything else is left.
-    static int take_best(std::vector<double>& rank) {
+    // The first of the largest that are not out, which is out from then on; NaN is the smallest. No number a checkpoint holds
+    // makes a row choose the same expert twice.
+    static int take_best(const std::vector<double>& rank, std::vector<bool>& out) {
         int best = -1;
         for (int e = 0; e < (int)rank.size(); e++)
-            if (rank[e] != -INFINITY && (best < 0 || rank[e] > rank[best] || (rank[best] != rank[best] && rank[e] == rank[e]))) best = e;
-        if (best < 0) return 0;
-        rank[best] = -INFINITY;
+            if (!out[e] && (best < 0 || rank[e] > rank[best] || (rank[best] != rank[best] && rank[e] == rank[e]))) best = e;
+        out[best] = true;
         return best;
     }
 
     // Leaves only the groups with the highest sum of their two best.
-    static void keep_groups(const LayerShape& a, std::vector<double>& rank) {
+    static void keep_groups(const LayerShape& a, const std::vector<double>& rank, std::vector<bool>& out) {
         const int size = a.experts / a.groups;
         std::vector<double> best(a.groups);
         for (int g = 0; g < a.groups; g++) {
@@ -126,9 +127,8 @@ private:
             best[g] = first + second;
         }
         std::vector<bool> kept(a.groups);
-        for (int k = 0; k < a.top_groups; k++) kept[take_best(best)] = true;
-        for (int e = 0; e < a.experts; e++)
-            if (!kept[e / size]) rank[e] = -INFINITY;
+        for (int k = 0; k < a.top_groups; k++) take_best(best, kept);
+        for (int e = 0; e < a.experts; e++) out[e] = !kept[e / size];
     }
 
     // Every thread sorts for itself: it costs less than another meeting.
