@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from fakes import fake_llm
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -111,6 +111,7 @@ def test_chat_without_a_terminal_answers_once(cli):
     assert "tok/s" in done.err
 
 
+@example(["0" * 14 + " ", "00000 ", "0"])
 @given(
     st.lists(st.text(st.characters(codec="ascii", exclude_categories=["Cc"]) | st.just("\n"), max_size=30), max_size=20)
 )

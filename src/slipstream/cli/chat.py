@@ -191,7 +191,8 @@ class _Paragraph:
         *full, last = self.line.wrap(self.console, self.console.width) or [Text()]
         for line in full:
             self.console.print(line)
-        self.line = last
+        ended, kept = (len(t) - len(t.rstrip()) for t in (self.line.plain, last.plain))
+        self.line = last.copy().append(" " * (ended - kept))  # wrapping drops spaces at the edge
         return Group(last, Text(status, "dim"))
 
     def end(self) -> None:
