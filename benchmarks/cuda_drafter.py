@@ -21,6 +21,7 @@ import torch
 from cuda_decode import generate, row, write
 from cuda_round import round_us
 
+from slipstream.backends.cuda import drafter as device_drafter
 from slipstream.backends.cuda import rounds
 from slipstream.backends.cuda.backend import CudaBackend
 from slipstream.backends.cuda.cache import CudaCache
@@ -191,6 +192,7 @@ def main() -> None:
     begun = time.time()
     checkpoint: Any = load_checkpoint(args.model)
     if args.smoke:
+        device_drafter.LEAST_SURVIVAL = 0.0  # random guesses are verified, too, so that a wrong one could do harm
         drafter = random_drafter(checkpoint.spec)
     else:
         drafter = load_block_drafter(args.drafter, checkpoint.spec, checkpoint.tensors)
