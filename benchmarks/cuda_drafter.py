@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from cuda_decode import generate, row, write
 from cuda_round import round_us
+from cuda_sparse import graph_us
 
 from slipstream.backends.cuda import drafter as device_drafter
 from slipstream.backends.cuda import rounds
@@ -93,10 +94,10 @@ class Bench:
         cache, b = self._cache(), self.backend.buffers
         drafter = self.backend.drafter
         assert drafter is not None
-        draft = graph_us(lambda: drafter.draft(cache, b.knobs, b.seed, False))
+        draft = graph_us(lambda: drafter.draft(cache, b.knobs, b.seed, False), 17, 20)
         row("draft-cuda-draft", f"a draft of {DRAFTS} tokens, window full", draft, "us")
-        row("draft-cuda-remember", "keys and values of a round's rows", graph_us(lambda: drafter.remember_rows(cache)),
-            "us")  # fmt: skip
+        remember = graph_us(lambda: drafter.remember_rows(cache), 17, 20)
+        row("draft-cuda-remember", "keys and values of a round's rows", remember, "us")
         cache.close()
 
     def share(self) -> None:
@@ -155,26 +156,6 @@ class Bench:
                 row(main, f"{work}, drafter {name}", rates[name], "tok/s", "no drafter", rates["none"],
                     statistics.median(rates[name]) / plain)  # fmt: skip
                 row(f"draft-accept-{id}", f"{work}, drafter {name}: tokens a round", lengths[name][:1], "tok/round")
-
-
-def graph_us(enqueue: Callable[[], None], times: int = 20, samples: int = 15) -> list[float]:
-    """Microseconds of `enqueue` inside a graph of `times` of them."""
-    enqueue()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(times):
-            enqueue()
-    took = []
-    for _ in range(samples):
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(200_000)
-        before.record()
-        graph.replay()
-        after.record()
-        after.synchronize()
-        took.append(before.elapsed_time(after) * 1e3 / times)
-    return took[3:]
 
 
 def main() -> None:

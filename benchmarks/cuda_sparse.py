@@ -202,16 +202,17 @@ def bytes_read(engine: SparsePass, distinct: list[int], rows: int, context: int)
     return total
 
 
-def graph_us(enqueue: Callable[[], None], samples: int, repeats: int = 1) -> list[float]:
-    """Device microseconds of each replay of a graph of `enqueue`."""
+def graph_us(enqueue: Callable[[], Any], samples: int, times: int = 1) -> list[float]:
+    """Device microseconds of `enqueue`, a sample a replay of a graph of `times` of them."""
     enqueue()
     torch.cuda.synchronize()
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")
-        enqueue()
+        for _ in range(times):
+            enqueue()
         graph.capture_end()
-    times = []
+    took = []
     for _ in range(samples):
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(100_000)
@@ -219,8 +220,8 @@ def graph_us(enqueue: Callable[[], None], samples: int, repeats: int = 1) -> lis
         graph.replay()
         after.record()
         after.synchronize()
-        times.append(before.elapsed_time(after) * 1e3)
-    return times[5:]
+        took.append(before.elapsed_time(after) * 1e3 / times)
+    return took[5:]
 
 
 def bench(

@@ -83,7 +83,7 @@ def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 class Oracle:
-    """What a drafter says about a text: the definition of `drafters.block_reference`, said again naively."""
+    """What a drafter says about a text: the mathematics of `train.drafter`, said again naively."""
 
     def __init__(self, drafter: BlockDrafterWeights, target: Reference) -> None:
         self.config, self.tokens, self.target = drafter.config, drafter.tokens, target

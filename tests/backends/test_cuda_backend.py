@@ -1,19 +1,8 @@
-# ruff: noqa: E402
 """The GPU backend on a tiny random model: in Triton's interpreter without a GPU, through captured graphs with one."""
-
-import importlib.util
-import os
 
 import numpy as np
 import pytest
-
-if not (importlib.util.find_spec("torch") and importlib.util.find_spec("triton")):
-    pytest.skip("needs torch and triton", allow_module_level=True)
-import torch
-
-GPU = torch.cuda.is_available()
-if not GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
+from interpreter import DEVICE, GPU, torch
 
 from slipstream.backends.cuda.backend import CudaBackend
 from slipstream.backends.cuda.prefill import prefill
@@ -23,7 +12,6 @@ from slipstream.errors import BackendError
 from slipstream.kernels import attention, gate_up, head, norm_qkv, projection
 from slipstream.models.spec import Attention, FeedForward, Layer, ModelSpec, Rope
 
-DEVICE = "cuda" if GPU else "cpu"
 LIMIT = 60 if GPU else 8
 
 

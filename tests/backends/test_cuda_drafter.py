@@ -1,20 +1,8 @@
-# ruff: noqa: E402
 """The block drafter of the GPU backend against its definition, in Triton's interpreter where there is no GPU."""
-
-import importlib.util
-import os
 
 import numpy as np
 import pytest
-
-if not (importlib.util.find_spec("torch") and importlib.util.find_spec("triton")):
-    pytest.skip("needs torch and triton", allow_module_level=True)
-import torch
-
-GPU = torch.cuda.is_available()
-if not GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
-
+from interpreter import DEVICE, GPU, torch
 from tiny import write_tiny_checkpoint
 from tiny_drafter import Oracle, write_tiny_drafter
 
@@ -27,7 +15,6 @@ from slipstream.models.block_drafter import load_block_drafter
 from slipstream.models.checkpoint import load_checkpoint
 from slipstream.models.reference import Reference
 
-DEVICE = "cuda" if GPU else "cpu"
 ERROR = 2e-2 if GPU else 1e-3
 
 

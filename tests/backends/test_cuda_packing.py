@@ -1,12 +1,7 @@
 """The persistent kernel's weight streams, walked as the kernel walks them."""
 
-import importlib.util
-
 import pytest
-
-if not (importlib.util.find_spec("torch") and importlib.util.find_spec("triton")):
-    pytest.skip("needs torch and triton", allow_module_level=True)
-import torch
+from interpreter import torch
 
 from slipstream.backends.cuda.persistent import FRAGMENT, PAIR, invertible, largest_chunk, pack, piece, plan, tile_rows
 from slipstream.backends.cuda.weights import load

@@ -95,7 +95,7 @@ class NativeSampler(Protocol):
 
 @runtime_checkable
 class BlockDrafting(Protocol):
-    """A backend that also runs a block drafter of its model (`drafters.block_reference` says what that computes).
+    """A backend that also runs a block drafter of its model (`train.drafter` says what that computes).
 
     The drafter's keys and values live in the backend's own KV caches and follow every prefill, pass and rewind.
     """

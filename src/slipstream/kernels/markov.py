@@ -6,7 +6,7 @@
     chance  = sigmoid(confidence head)                      drafts go on while their product is worth a row
 
 One program, as every step waits for the one before. Where the suffix drafter found a match of at least `state[TRUST]`
-tokens its drafts stand. `drafters.block_reference` has the same in NumPy.
+tokens its drafts stand. `train.drafter` has the same in PyTorch.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from slipstream.kernels.launch import (
     TRUST,
     launch,
 )
+from slipstream.kernels.sample import gumbel_of
 
 LEFT_: tl.constexpr = tl.constexpr(LEFT)
 DRAFTS_: tl.constexpr = tl.constexpr(DRAFTS)
@@ -41,8 +42,7 @@ def noise(seed, position, ids):
     w0, w1, w2, w3 = tl.philox(seed, quad, zero, zero + position.to(tl.uint32), zero)
     lane = ids % 4
     w = tl.where(lane == 0, w0, tl.where(lane == 1, w1, tl.where(lane == 2, w2, w3)))
-    v = (w.to(tl.float64) + 0.5) * 2.3283064365386963e-10
-    return -tl.log(-tl.log(1.0 - v))
+    return gumbel_of(w)
 
 
 @triton.jit

@@ -50,14 +50,20 @@ def reference(
 
 
 @triton.jit
+def gumbel_of(word):
+    """Noise from random 32-bit words."""
+    v = (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2^-32; 1 - v is exact, so log(1 - v) is log1p(-v)
+    return -tl.log(-tl.log(1.0 - v))
+
+
+@triton.jit
 def gumbel(seed, position, first, N: tl.constexpr):
     """Noise (N,) of token ids first..first + N - 1 at `position`: Philox4x32-10, four ids a counter."""
     quad = (first // 4 + tl.arange(0, N // 4)).to(tl.uint32)
     zero = quad * 0
     w0, w1, w2, w3 = tl.philox(seed, quad, zero, zero + position.to(tl.uint32), zero)
     w = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (N,))
-    v = (w.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2^-32; 1 - v is exact, so log(1 - v) is log1p(-v)
-    return -tl.log(-tl.log(1.0 - v))
+    return gumbel_of(w)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ drafts a block at once. Two kinds of file:
                           its config: the config alone
     load_block_drafter    one of our own kind, a folder with config.json and model.safetensors: config and weights
 
-Nothing here computes: `drafters/block_reference.py` says what the weights mean.
+Nothing here computes: `train/drafter.py` says what the weights mean.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def read_block_drafter(path: Path, config: dict[str, Any], spec: ModelSpec) -> B
 
 @dataclass(frozen=True)
 class BlockDrafterConfig:
-    """config.json of a drafter of our own kind, checked by itself. `drafters/block_reference.py` is what it computes.
+    """config.json of a drafter of our own kind, checked by itself. `train/drafter.py` is what it computes.
 
     target: name of the model it was trained for. fingerprint: that model's `fingerprint`, or None where not recorded.
     vocab, target_hidden, target_layers: of the target. taps: its layers (from 0) whose outputs are read, ascending.

@@ -1,4 +1,4 @@
-"""Reads the heads of safetensors files: where each tensor of a directory lies. It knows no model family.
+"""Reads the heads of safetensors files, where each tensor of a directory lies; writes one. It knows no model family.
 
 The format (https://github.com/huggingface/safetensors#format) is an 8-byte little-endian length, a JSON object
 {name: {dtype, shape, data_offsets}} of that length, and the data. Several files are joined by
@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from slipstream.errors import CheckpointError
 from slipstream.models.tensors import FORMATS, PARTS, FileTensor
 
 INDEX = "model.safetensors.index.json"
+_DTYPES = {"float32": "F32", "float16": "F16", "int8": "I8", "int32": "I32"}
 _HEADER_LIMIT = 100_000_000  # the format's own limit
 
 
@@ -104,3 +109,17 @@ def _tensor(path: Path, name: str, entry: Any, base: int, size: int) -> FileTens
             "download it again"
         )
     return FileTensor(path, base + start, tuple(shape) or (1,), dtype)
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, npt.NDArray[np.generic]]) -> None:
+    """One file of arrays in float32, float16, int8 or int32."""
+    header, at = {}, 0
+    for name, array in tensors.items():
+        end = at + array.nbytes
+        header[name] = {"dtype": _DTYPES[array.dtype.name], "shape": array.shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in tensors.values():
+            file.write(np.ascontiguousarray(array).tobytes())

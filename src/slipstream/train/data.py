@@ -20,6 +20,7 @@ from slipstream.engine.engine import LLM
 from slipstream.engine.request import SamplingParams
 from slipstream.engine.session import user_message
 from slipstream.errors import RequestError
+from slipstream.models.checkpoint import Checkpoint
 
 TEMPERATURES = (0.0, 0.8)
 
@@ -38,7 +39,7 @@ def read_prompts(path: Path) -> list[list[dict[str, Any]]]:
     Raises RequestError, with the line, for what is none of these.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # other line breaks may stand within JSON
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{path}: {error}; --data is a JSON Lines file of prompts") from error
     found: list[list[dict[str, Any]]] = []
@@ -60,11 +61,13 @@ def read_prompts(path: Path) -> list[list[dict[str, Any]]]:
     return found
 
 
-def answer(llm: LLM, prompts: Sequence[list[dict[str, Any]]], file: Path, max_tokens: int,
+def answer(checkpoint: Checkpoint, backend: str, prompts: Sequence[list[dict[str, Any]]], file: Path, max_tokens: int,
            progress: Callable[[str, int, int], None]) -> list[Text]:  # fmt: skip
     """The target's answers, of at most `max_tokens` each, appended to `file` as they come; those in it are kept."""
     texts = _kept(file)[: len(prompts)]
-    with file.open("a", encoding="utf-8") as out:
+    if len(texts) == len(prompts):
+        return texts
+    with LLM(checkpoint, backend=backend) as llm, file.open("a", encoding="utf-8") as out:
         for i in range(len(texts), len(prompts)):
             tokens = llm.chat_tokens(prompts[i])
             params = SamplingParams(max_tokens=max_tokens, temperature=TEMPERATURES[i % 2], seed=i)

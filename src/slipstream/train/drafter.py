@@ -1,4 +1,4 @@
-"""A block drafter that can learn: the mathematics of `models.block_drafter`'s tensors over many anchors at once.
+"""What a block drafter computes, and can learn: `models.block_drafter`'s tensors over many anchors at once.
 
 context  (b, n, hidden)           from the taps of every position
 blocks   (b, anchors, rows, ...)  row r of the block at anchor p stands at p + r and guesses token p + r + 1
@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from slipstream.backends.cuda.weights import rotate
 from slipstream.models.block_drafter import BlockDrafterConfig
-from slipstream.train.target import turn
 
 
 class Drafter(nn.Module):
@@ -66,7 +66,7 @@ class Drafter(nn.Module):
             q, k, v = (
                 F.linear(t, w[s]).view(b, t.shape[1], -1, c.head_dim) for t, s in ((a, "q"), (keys, "k"), (keys, "v"))
             )
-            q, k = (turn(t, *angles).to(v.dtype) for t, angles in ((q, q_turn), (k, k_turn)))
+            q, k = (rotate(t, *angles).to(v.dtype) for t, angles in ((q, q_turn), (k, k_turn)))
             o = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask,
                                                enable_gqa=True)  # fmt: skip
             x = x + F.linear(o.transpose(1, 2).flatten(2), w["o"])

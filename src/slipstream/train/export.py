@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.models.block_drafter import MODEL_TYPE, BlockDrafterConfig
+from slipstream.models.safetensors_file import write_safetensors
 from slipstream.train.drafter import Drafter
-
-DTYPES = {"float32": "F32", "float16": "F16", "int8": "I8", "int32": "I32"}
 
 
 def write_config(path: Path, config: BlockDrafterConfig, acceptance: Mapping[str, float]) -> None:
@@ -42,19 +41,7 @@ def write_weights(path: Path, drafter: Drafter, tokens: npt.NDArray[np.int32]) -
         else:
             out[name] = values
     out["draft_vocab"] = tokens
-    header, at = {}, 0
-    for name, array in out.items():
-        header[name] = {
-            "dtype": DTYPES[array.dtype.name],
-            "shape": array.shape,
-            "data_offsets": [at, at + array.nbytes],
-        }
-        at += array.nbytes
-    text = json.dumps(header).encode()
-    with (path / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for array in out.values():
-            file.write(np.ascontiguousarray(array).tobytes())
+    write_safetensors(path / "model.safetensors", out)
 
 
 def _int8(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:

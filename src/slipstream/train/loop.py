@@ -6,7 +6,7 @@ after it was cut off, the run goes on from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,6 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from slipstream.backends.cuda.weights import Weights, check, load
-from slipstream.engine.engine import LLM
 from slipstream.errors import RequestError
 from slipstream.models.block_drafter import BlockDrafterConfig, fingerprint
 from slipstream.models.checkpoint import Checkpoint, load_checkpoint
@@ -70,8 +69,7 @@ def train_drafter(model: str, data: Path, out: Path, recipe: Recipe = Recipe(), 
     checkpoint = load_checkpoint(model)
     check(checkpoint.spec)
     out.mkdir(parents=True, exist_ok=True)
-    with LLM(checkpoint, backend=backend) as llm:
-        texts = answer(llm, prompts, out / "responses.jsonl", max_tokens, progress)
+    texts = answer(checkpoint, backend, prompts, out / "responses.jsonl", max_tokens, progress)
     texts = [
         Text(t.tokens[: recipe.length], t.prompt) for t in texts if min(len(t.tokens), recipe.length) > t.prompt + 1
     ]
@@ -196,7 +194,7 @@ class Run:
                 before.flatten(0, 2)[chosen],
                 final[batch, place].flatten(0, 2)[chosen],
             )
-            loss = sum_over(guessed.flatten(0, 2)[chosen], wanted, self.head, weight.flatten()[chosen])
+            loss = mean_distillation(guessed.flatten(0, 2)[chosen], wanted, self.head, weight.flatten()[chosen])
             some = torch.randperm(len(chosen), generator=generator, device=self.device)[: r.calibrated]
             hot = torch.rand(len(some), generator=generator, device=self.device) < 0.5
             given = (y[some], before[some], wanted[some], self.vocab, self.weights.head)
@@ -204,14 +202,8 @@ class Run:
         return loss + judged
 
 
-def sum_over(guessed: Tensor, wanted: Tensor, head: Tensor, weight: Tensor, rows: int = 8192) -> Tensor:
-    """`distillation`, of so many rows at a time that their logits are made again backwards instead of kept."""
-    parts = []
-    for g, t, w in chunks((guessed, wanted, weight), rows):
-        part = torch.utils.checkpoint.checkpoint(distillation, g, t, head, w, use_reentrant=False)
-        parts.append(part * w.sum())
-    return torch.stack(parts).sum() / weight.sum()
-
-
-def chunks(tensors: Sequence[Tensor], rows: int) -> Iterator[tuple[Tensor, ...]]:
-    return zip(*(torch.split(t, rows) for t in tensors), strict=True)
+def mean_distillation(guessed: Tensor, wanted: Tensor, head: Tensor, weight: Tensor, rows: int = 8192) -> Tensor:
+    """`distillation` for a weight of one, `rows` at a time, whose logits are made again backwards instead of kept."""
+    pieces = zip(*(torch.split(t, rows) for t in (guessed, wanted, weight)), strict=True)
+    sums = [torch.utils.checkpoint.checkpoint(distillation, g, t, head, w, use_reentrant=False) for g, t, w in pieces]
+    return torch.stack(sums).sum() / weight.sum()

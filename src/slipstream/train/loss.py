@@ -17,11 +17,11 @@ TEMPERATURE, DECAY = 0.8, 0.8
 
 
 def distillation(guessed: Tensor, target: Tensor, head: Tensor, weight: Tensor) -> Tensor:
-    """guessed, target (rows, hidden): multiplied with head (draft_vocab, hidden) they are logits; weight (rows,)."""
+    """The weighted sum. guessed, target (rows, hidden): logits, with head (draft_vocab, hidden); weight (rows,)."""
     log_q = F.log_softmax((guessed @ head.T).float() / TEMPERATURE, -1)
     p = F.softmax((target @ head.T).float() / TEMPERATURE, -1)
     cross, distance = -(p * log_q).sum(-1), 0.5 * (p - log_q.exp()).abs().sum(-1)
-    return ((cross + distance) * weight).sum() / weight.sum()
+    return ((cross + distance) * weight).sum()
 
 
 def places(rows: int, device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.backends.cuda.weights import Weights
+from slipstream.backends.cuda.weights import Weights, rotate
 from slipstream.models.spec import ModelSpec
 
 
@@ -20,6 +20,8 @@ def run(spec: ModelSpec, weights: Weights, tokens: Tensor, taps: Sequence[int]) 
     h = weights.embed[tokens].float()
     kept = []
     back = torch.arange(n, device=tokens.device)[:, None] - torch.arange(n, device=tokens.device)
+    windows = {layer.attention.window for layer in spec.layers}
+    masks = {window: (back >= 0) & (back < (window or n)) for window in windows}
     for i, (layer, w) in enumerate(zip(spec.layers, weights.layers, strict=True)):
         a = layer.attention
         x = F.rms_norm(h, h.shape[2:], w.attention_norm, spec.norm_eps).to(dtype)
@@ -30,10 +32,10 @@ def run(spec: ModelSpec, weights: Weights, tokens: Tensor, taps: Sequence[int]) 
                 F.rms_norm(t.float(), t.shape[3:], s, spec.norm_eps) for t, s in zip((q, k), w.head_norm, strict=True)
             )
         cos, sin = w.cos_sin[:n, None].unbind(2)  # (n, 1, d / 2)
-        q, k = turn(q, cos, sin).to(dtype), turn(k, cos, sin).to(dtype)
-        mask = (back >= 0) & (back < (a.window or n))
-        o = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask,
-                                           scale=a.softmax_scale, enable_gqa=a.heads != a.kv_heads)  # fmt: skip
+        q, k = rotate(q, cos, sin).to(dtype), rotate(k, cos, sin).to(dtype)
+        o = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+                                           attn_mask=masks[a.window], scale=a.softmax_scale,
+                                           enable_gqa=a.heads != a.kv_heads)  # fmt: skip
         h = h + F.linear(o.transpose(1, 2).flatten(2), w.o)
         x = F.rms_norm(h, h.shape[2:], w.ffn_norm, spec.norm_eps).to(dtype)
         gate, up = F.linear(x, w.gate_up).chunk(2, -1)
@@ -41,9 +43,3 @@ def run(spec: ModelSpec, weights: Weights, tokens: Tensor, taps: Sequence[int]) 
         if i in taps:
             kept.append(h)
     return torch.stack(kept, 2), F.rms_norm(h, h.shape[2:], weights.final_norm, spec.norm_eps).to(dtype)
-
-
-def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE in halves of the last axis, in float32."""
-    low, high = x.float().chunk(2, -1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)

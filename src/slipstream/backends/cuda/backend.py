@@ -44,8 +44,6 @@ from slipstream.models.spec import ModelSpec, WeightTensor
 
 SHORT = 512
 """Prompts up to here go through the round's kernels in either mode: a library prefill launches for longer."""
-
-
 TRUSTED_MATCH = 6
 """Of `auto`: from this match length on the suffix drafter's guesses are taken instead of the block drafter's."""
 NEVER = 1 << 30

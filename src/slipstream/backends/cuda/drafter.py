@@ -5,7 +5,7 @@
 
 Shapes are fixed and nothing returns to the host, so all of it can be captured. Rows that are rejected later leave
 keys behind that no draft sees before the next round has written over them. Library matrix products: a draft changes no
-token, so its numbers need not be invariant, only the same from run to run. `drafters.block_reference` defines it.
+token, so its numbers need not be invariant, only the same from run to run. `train.drafter` defines it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from slipstream.backends.cuda.cache import CudaCache
-from slipstream.backends.cuda.weights import Weights
+from slipstream.backends.cuda.weights import Weights, rotate
 from slipstream.errors import BackendError
 from slipstream.kernels.launch import ROWS, RUN_ROWS, START
 from slipstream.kernels.markov import markov
@@ -81,7 +81,6 @@ class DeviceDrafter:
         self.confidence = torch.cat([w["confidence.p"], w["confidence.b"]])
         self.guesses = torch.zeros(c.drafts, dtype=torch.int32, device=device)
         self.chances = torch.zeros(c.drafts, device=device)
-        self.scored: tuple[torch.Tensor, torch.Tensor] | None = None  # base logits and draft ids of the last draft
         self._rows = torch.arange(ROWS, device=device)
         self._block = torch.arange(c.drafts, device=device)
 
@@ -97,7 +96,7 @@ class DeviceDrafter:
         x = F.rms_norm(x.float(), x.shape[1:], self.context_norm, c.norm_eps).to(self.dtype)
         k, v = F.linear(x, self.kv).view(len(positions), 2, c.layers, c.kv_heads, c.head_dim).unbind(1)
         cos, sin = self._angles(positions)
-        memory.keys.index_copy_(0, positions, _turn(k, cos[:, None, None], sin[:, None, None]).to(self.dtype))
+        memory.keys.index_copy_(0, positions, rotate(k, cos[:, None, None], sin[:, None, None]).to(self.dtype))
         memory.values.index_copy_(0, positions, v)
 
     def remember_rows(self, cache: CudaCache) -> None:
@@ -123,7 +122,7 @@ class DeviceDrafter:
         for i, (first, second) in enumerate(self.norms):
             a = F.rms_norm(x, x.shape[1:], first, c.norm_eps).to(self.dtype)
             qkv = F.linear(a, self.qkv[i]).view(rows, c.heads + 2 * c.kv_heads, c.head_dim)
-            turned = _turn(qkv[:, : c.heads + c.kv_heads], cos, sin).to(self.dtype)
+            turned = rotate(qkv[:, : c.heads + c.kv_heads], cos, sin).to(self.dtype)
             q = turned[:, : c.heads].transpose(0, 1)[None]  # (1, heads, rows, d)
             k = torch.cat([keys[:, i], turned[:, c.heads :]]).transpose(0, 1)[None]
             v = torch.cat([values[:, i], qkv[:, c.heads + c.kv_heads :]]).transpose(0, 1)[None]
@@ -135,7 +134,6 @@ class DeviceDrafter:
         y = F.rms_norm(x, x.shape[1:], self.norm, c.norm_eps)
         narrow = y.to(self.dtype)
         top = F.linear(narrow, self.head).float().topk(c.candidates)
-        self.scored = (top.values, top.indices)
         markov(top.values, top.indices, self.vocab, self.before, self.bias, F.linear(narrow, self.state).float(),
                self.confidence, self.confidence_m, y @ self.confidence_y, knobs, seed, cache.tokens, cache.row_tokens,
                self.guesses, self.chances, cache.state, LEAST_SURVIVAL, pdl)  # fmt: skip
@@ -143,8 +141,3 @@ class DeviceDrafter:
     def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         angles = positions[:, None] * self.inv_freq
         return angles.cos().float(), angles.sin().float()
-
-
-def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    low, high = x.float().chunk(2, -1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
 from slipstream.backends.cuda.cache import CudaCache
-from slipstream.backends.cuda.weights import Weights
+from slipstream.backends.cuda.weights import Weights, rotate
 from slipstream.models.spec import ModelSpec
 
 CHUNK = 8192
@@ -27,11 +27,6 @@ def prefill(spec: ModelSpec, weights: Weights, cache: CudaCache, tokens: torch.T
     return taps
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    low, high = x.float().chunk(2, -1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1).to(x.dtype)
-
-
 def _chunk(spec: ModelSpec, weights: Weights, cache: CudaCache, tokens: torch.Tensor, start: int,
            tap_layers: Sequence[int], taps: torch.Tensor) -> None:  # fmt: skip
     h = weights.embed[tokens.long()].float()  # (n, hidden)
@@ -47,7 +42,7 @@ def _chunk(spec: ModelSpec, weights: Weights, cache: CudaCache, tokens: torch.Te
                 F.rms_norm(t.float(), t.shape[2:], s, spec.norm_eps) for t, s in zip((q, k), w.head_norm, strict=True)
             )
         cos, sin = w.cos_sin[start:end, None].unbind(2)  # (n, 1, d / 2)
-        q, k = _rotate(q, cos, sin).to(dtype), _rotate(k, cos, sin).to(dtype)
+        q, k = rotate(q, cos, sin).to(dtype), rotate(k, cos, sin).to(dtype)
         cache.keys[i, :, start:end] = k.transpose(0, 1)
         cache.values[i, :, :, start:end] = v.permute(1, 2, 0)
         if i + 1 == len(spec.layers) and i not in tap_layers:

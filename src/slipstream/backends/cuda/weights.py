@@ -61,6 +61,12 @@ def rotary_table(rope: Rope, positions: int, device: torch.device) -> torch.Tens
     return (torch.stack([angles.cos(), angles.sin()], 1) * rope.scale).float().to(device)
 
 
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """RoPE in halves of the last axis of x, in float32."""
+    low, high = x.float().chunk(2, -1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+
+
 def load(spec: ModelSpec, tensors: Mapping[str, WeightTensor] | None, device: torch.device,
          dtype: torch.dtype = torch.float16, seed: int = 0) -> Weights:  # fmt: skip
     """Weights of `tensors`, or, where None, random ones of the same shapes. BackendError where they exceed `dtype`."""

@@ -79,14 +79,7 @@ private:
     }
 
     void row_states(int t, const Rows& in) {
-        const Share mine = share(d_.state.groups, t, threads_);
-        for (int g = mine.from; g < mine.to; g++)
-            for (int r0 = 0; r0 < rows_; r0 += TILE) {
-                const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
-                F acc[TILE];
-                product(d_.state, g, in, r0, n, acc);
-                for (int r = 0; r < n; r++) f_store(d_.states.data() + (size_t)(r0 + r) * d_.shape.rank + g * 16, acc[r]);
-            }
+        products(t, d_.state, in, [&](int r, int g, F y) { f_store(d_.states.data() + (size_t)r * d_.shape.rank + g * 16, y); });
     }
 
     // The largest logits of a row in order; of equal ones the lower id.

@@ -66,14 +66,7 @@ private:
     float* logits_of(const Layer& layer, int row) { return m_.scratch.router.data() + (size_t)row * layer.router.groups * 16; }
 
     void router(int t, const Layer& layer, const Rows& in) {
-        const Share s = share(layer.router.groups, t, threads_);
-        for (int g = s.from; g < s.to; g++)
-            for (int r0 = 0; r0 < rows_; r0 += TILE) {
-                const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
-                F acc[TILE];
-                product(layer.router, g, in, r0, n, acc);
-                for (int r = 0; r < n; r++) f_store(logits_of(layer, r0 + r) + g * 16, acc[r]);
-            }
+        products(t, layer.router, in, [&](int r, int g, F y) { f_store(logits_of(layer, r) + g * 16, y); });
     }
 
     // The experts of one row and their weights; of equal scores the lower number.

@@ -110,8 +110,7 @@ protected:
             for (int g = 0; g < per; g++) {
                 F acc[TILE];
                 product(w, head * per + g, in, r0, n, acc);
-                for (int r = 0; r < n; r++)
-                    f_store(out[r] + g * 16, bias.empty() ? acc[r] : f_add(acc[r], f_load(bias.data() + head * dim + g * 16)));
+                for (int r = 0; r < n; r++) f_store(out[r] + g * 16, biased(acc[r], bias, head * per + g));
             }
             for (int r = 0; r < n; r++) {
                 if (!norm.empty()) rms_norm(out[r], norm.data(), m_.eps, dim, out[r]);
@@ -208,20 +207,12 @@ protected:
     }
 
     void head(int t, const Rows& in) {
-        const Matrix& w = m_.lm_head();
-        const Share s = share(w.groups, t, threads_);
-        for (int g = s.from; g < s.to; g++)
-            for (int r0 = 0; r0 < rows_; r0 += TILE) {
-                const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
-                F acc[TILE];
-                product(w, g, in, r0, n, acc);
-                for (int r = 0; r < n; r++) {
-                    alignas(64) float out[16];
-                    f_store(out, acc[r]);
-                    const int left = m_.vocab - g * 16;
-                    memcpy(logits_ + (size_t)(r0 + r) * m_.vocab + g * 16, out, (left < 16 ? left : 16) * sizeof(float));
-                }
-            }
+        products(t, m_.lm_head(), in, [&](int r, int g, F y) {
+            alignas(64) float out[16];
+            f_store(out, y);
+            const int left = m_.vocab - g * 16;
+            memcpy(logits_ + (size_t)r * m_.vocab + g * 16, out, (left < 16 ? left : 16) * sizeof(float));
+        });
     }
 
     const int32_t* tokens_;

@@ -45,16 +45,20 @@ protected:
         return bias.empty() ? y : f_add(y, f_load(bias.data() + group * 16));
     }
 
-    void add_product(int t, const Matrix& w, const Rows& in, const std::vector<float>& bias = {}) {  // x += w in + bias
+    // w in, this thread's share: take(row, group, sixteen outputs).
+    template <class Take> void products(int t, const Matrix& w, const Rows& in, Take take) {
         const Share s = share(w.groups, t, threads_);
         for (int g = s.from; g < s.to; g++)
             for (int r0 = 0; r0 < rows_; r0 += TILE) {
                 const int n = rows_ - r0 < TILE ? rows_ - r0 : TILE;
                 F acc[TILE];
                 product(w, g, in, r0, n, acc);
-                for (int r = 0; r < n; r++)
-                    f_store(x(r0 + r) + g * 16, f_add(f_load(x(r0 + r) + g * 16), biased(acc[r], bias, g)));
+                for (int r = 0; r < n; r++) take(r0 + r, g, acc[r]);
             }
+    }
+
+    void add_product(int t, const Matrix& w, const Rows& in, const std::vector<float>& bias = {}) {  // x += w in + bias
+        products(t, w, in, [&](int r, int g, F y) { f_store(x(r) + g * 16, f_add(f_load(x(r) + g * 16), biased(y, bias, g))); });
     }
 
     Model& m_;
