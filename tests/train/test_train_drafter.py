@@ -177,6 +177,33 @@ def test_sparse_targets_are_refused(tmp_path):
         train_drafter(str(write_tiny_checkpoint(tmp_path / "m", "qwen3_moe")), tmp_path / "p.jsonl", tmp_path / "out")
 
 
+def test_answers_to_other_prompts_are_not_taken_for_these(path, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
+    (tmp_path / "b.jsonl").write_text('{"prompt": "y"}\n')
+    train_drafter(str(path), tmp_path / "a.jsonl", tmp_path / "out", replace(RECIPE, steps=1), max_tokens=8)
+    with pytest.raises(RequestError, match="other prompts"):
+        train_drafter(str(path), tmp_path / "b.jsonl", tmp_path / "out", replace(RECIPE, steps=1), max_tokens=8)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named(path, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
+    with pytest.raises(BackendError, match="--device cpu"):
+        train_drafter(str(path), tmp_path / "a.jsonl", tmp_path / "out", device="cuda")
+
+
+@pytest.mark.parametrize("wrong", [["--lr", "-1"], ["--device", "nonsense"], ["--out", __file__]], ids=str)
+def test_senseless_options_are_refused_before_anything_runs(wrong):
+    done = CliRunner().invoke(app, ["train-drafter", "smollm2", "--data", "p.jsonl", "--out", "out", *wrong])
+    assert done.exit_code == 2
+    assert wrong[0] in done.output
+
+
+def test_line_breaks_of_unicode_may_stand_within_a_prompt(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a\u2028b"}\n', encoding="utf-8")
+    assert read_prompts(tmp_path / "p.jsonl")[0][0]["content"] == "a\u2028b"
+
+
 def test_the_draft_vocabulary_is_what_answers_use_most():
     texts = [Text(np.array([9, 9, 9, 9, 5, 5, 7], np.int32), 4)]
     assert draft_vocabulary(texts, 2, 20).tolist() == [5, 7]

@@ -13,7 +13,7 @@ from slipstream.cli.options import OneOf, json_option, model_argument
 @click.command("train-drafter")
 @model_argument
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="JSON Lines of prompts.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The drafter's folder.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="The drafter's folder.")
 @click.option("--steps", type=click.IntRange(1), default=4000, show_default=True)
 @click.option("--batch", type=click.IntRange(1), default=16, show_default=True, help="Texts a step.")
 @click.option("--max-tokens", type=click.IntRange(2), default=512, show_default=True, help="Of an answer.")
@@ -21,10 +21,14 @@ from slipstream.cli.options import OneOf, json_option, model_argument
 @click.option(
     "--draft-vocab", type=click.IntRange(16), default=16384, show_default=True, help="Tokens it guesses among."
 )
-@click.option("--lr", type=float, default=1e-3, show_default=True, help="The highest learning rate.")
+@click.option(
+    "--lr", type=click.FloatRange(0, min_open=True), default=1e-3, show_default=True, help="The highest learning rate."
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--backend", type=OneOf("auto", "cpu", "cuda"), default="auto", show_default=True, help="That answers.")
-@click.option("--device", default=None, help="That trains; default a GPU where there is one.")
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default=None, help="That trains; default a GPU where there is one."
+)
 @json_option
 def command(
     model: str, data: Path, out: Path, max_tokens: int, backend: str, device: str | None, as_json: bool,

@@ -63,8 +63,15 @@ def read_prompts(path: Path) -> list[list[dict[str, Any]]]:
 
 def answer(checkpoint: Checkpoint, backend: str, prompts: Sequence[list[dict[str, Any]]], file: Path, max_tokens: int,
            progress: Callable[[str, int, int], None]) -> list[Text]:  # fmt: skip
-    """The target's answers, of at most `max_tokens` each, appended to `file` as they come; those in it are kept."""
+    """The target's answers, of at most `max_tokens` each, appended to `file` as they come; those in it are kept.
+
+    Raises RequestError where those are answers to other prompts.
+    """
     texts = _kept(file)[: len(prompts)]
+    t = checkpoint.tokenizer
+    for text, messages in zip(texts, prompts, strict=False):
+        if text.tokens[: text.prompt].tolist() != t.encode(t.render_chat(messages, add_generation_prompt=True)):
+            raise RequestError(f"{file} holds answers to other prompts; choose another --out")
     if len(texts) == len(prompts):
         return texts
     with LLM(checkpoint, backend=backend) as llm, file.open("a", encoding="utf-8") as out:

@@ -16,7 +16,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from slipstream.backends.cuda.weights import Weights, check, load
-from slipstream.errors import RequestError
+from slipstream.errors import BackendError, RequestError
 from slipstream.models.block_drafter import BlockDrafterConfig, fingerprint
 from slipstream.models.checkpoint import Checkpoint, load_checkpoint
 from slipstream.train import target
@@ -63,8 +63,11 @@ def train_drafter(model: str, data: Path, out: Path, recipe: Recipe = Recipe(), 
     """Train a drafter for the dense model `model` on its answers to the prompts of `data`; write it to `out`.
 
     Returns the losses of the steps that ran. Raises RequestError for prompts that cannot be read, BackendError for a
-    model that is not dense, CheckpointError for one that cannot be loaded.
+    model that is not dense or a GPU that is not there, CheckpointError for one that cannot be loaded.
     """
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise BackendError("no GPU that PyTorch could use is here; use --device cpu")
     prompts = read_prompts(data)
     checkpoint = load_checkpoint(model)
     check(checkpoint.spec)
@@ -77,7 +80,6 @@ def train_drafter(model: str, data: Path, out: Path, recipe: Recipe = Recipe(), 
         raise RequestError("no answer is two tokens long; give other prompts, or a larger --max-tokens")
     config = plan_config(checkpoint, recipe)
     tokens = draft_vocabulary(texts, config.draft_vocab, config.vocab)
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     weights = load(checkpoint.spec, checkpoint.tensors, where, dtype)
     drafter = Drafter(config, torch.Generator().manual_seed(recipe.seed)).to(where)
