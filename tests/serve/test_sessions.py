@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -151,19 +152,29 @@ SERVE = [sys.executable, "-m", "slipstream", "serve", "smollm2", "--context", "6
 
 
 def served(port: int, folder) -> subprocess.Popen:
-    process = subprocess.Popen([*SERVE, str(port), "--session-dir", str(folder)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    log = folder.with_suffix(".log")
+    with log.open("w") as out:
+        process = subprocess.Popen([*SERVE, str(port), "--session-dir", str(folder)], stderr=out)
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline and process.poll() is None:
         try:
             if httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200:
                 return process
         except httpx.TransportError:
-            time.sleep(0.1)
-    raise AssertionError("the server did not start")
+            pass
+        time.sleep(0.1)
+    process.kill()
+    raise AssertionError(f"the server did not start, exit status {process.wait()}:\n{log.read_text()}")
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
 
 
 def test_killed_in_the_middle_it_comes_back_with_its_sessions(smollm2_llm, tmp_path):
-    port = 20_000 + os.getpid() % 20_000
+    port = free_port()
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     turns = [{"role": "user", "content": WORDS * 270}]
 
