@@ -1,9 +1,13 @@
-"""Every kernel against its reference in float64, on fresh random inputs, its outputs poisoned with NaN before."""
+"""Every kernel against its reference in float64, on fresh random inputs, its outputs poisoned with NaN before.
+
+Of quantised weights the reference takes the values that the codes stand for, so its error is the activations' alone.
+"""
 
 import pytest
 import torch
 
 from slipstream.kernels import attention, embed, gate_up, head, norm_qkv, projection
+from slipstream.kernels.formats import FORMATS
 from slipstream.kernels.launch import ROWS
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -29,6 +33,27 @@ def test_embed_copies_the_tokens_rows(dtype, device):
 @pytest.mark.parametrize("options", [{}, {"rows": 3}, {"bias": True, "head_norm": True}], ids=str)
 def test_norm_qkv_matches_its_reference(dtype, device, options):
     check(norm_qkv.case(96, heads=3, kv_heads=1, d=32, dtype=dtype, device=device, **options), dtype)
+
+
+formats = pytest.mark.parametrize("format", FORMATS)
+
+
+@formats
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=["fp32", "fp16", "bf16"])
+def test_gate_up_takes_quantised_weights(format, dtype, device):
+    check(gate_up.case(96, inner=32, dtype=dtype, device=device, format=format), dtype)
+
+
+@formats
+def test_projections_take_quantised_weights_over_several_tiles_and_groups_that_are_not_full(format, device):
+    check(projection.case(16, k=1312, dtype=F16, device=device, format=format), F16)
+    check(projection.case(16, k=96, dtype=F16, device=device, splits=2, d=32, format=format), F16)
+
+
+@formats
+def test_norm_qkv_and_head_take_quantised_weights(format, device):
+    check(norm_qkv.case(160, heads=1, kv_heads=1, d=32, dtype=F16, device=device, format=format), F16)
+    check(head.case(160, vocab=45, dtype=F16, device=device, format=format), F16)
 
 
 def test_norm_qkv_sums_over_several_tiles(device):

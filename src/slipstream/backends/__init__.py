@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 BACKENDS = ("cpu", "cuda", "reference")
 
 
-def open_backend(checkpoint: Checkpoint, name: str = "auto", threads: int | None = None) -> Backend:
+def open_backend(checkpoint: Checkpoint, name: str = "auto", threads: int | None = None,
+                 weights: str = "auto") -> Backend:  # fmt: skip
     """The model on a backend, weights loaded.
 
     name: "cpu" (native kernels), "cuda" (one NVIDIA GPU), "reference" (plain PyTorch), or "auto": cuda for a dense
     model where there is a GPU with PyTorch and Triton, else cpu where it was built and fits the model, else reference.
-    threads: CPU threads, None is one a core. Raises BackendError naming what is missing.
+    threads: CPU threads, None is one a core. weights: their format on a GPU; the others run a file as it is. Raises
+    BackendError naming what is missing.
     """
     if name == "auto":
         on_gpu = checkpoint.spec.dense and _gpu_ready()
@@ -33,7 +35,9 @@ def open_backend(checkpoint: Checkpoint, name: str = "auto", threads: int | None
             raise BackendError("the cuda backend needs PyTorch and Triton; run: pip install 'slipstream-llm[cuda]'")
         from slipstream.backends.cuda.backend import CudaBackend
 
-        return CudaBackend(checkpoint.spec, checkpoint.tensors)
+        return CudaBackend(checkpoint.spec, checkpoint.tensors, format=weights)
+    if weights != "auto" and name in BACKENDS:
+        raise BackendError(f"the {name} backend runs weights as the file has them; --weights is for the cuda backend")
     if name == "cpu":
         from slipstream.backends.cpu.backend import CpuBackend
 

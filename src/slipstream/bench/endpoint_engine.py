@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from slipstream import LLM
 
 SCHEME = "engine:"
-OPTIONS = {"backend": str, "drafter": str, "drafts": int, "context": int, "threads": int}
+OPTIONS = {"backend": str, "drafter": str, "drafts": int, "context": int, "threads": int, "weights": str}
 
 
 @dataclass

@@ -133,6 +133,7 @@ def verify(
     backend: str = "auto",
     drafter: str = "auto",
     threads: int | None = None,
+    weights: str = "auto",
     quick: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Check]:
@@ -143,7 +144,7 @@ def verify(
     Raises SlipstreamError where the model cannot be loaded.
     """
     if not isinstance(model, LLM):
-        with LLM(model, backend=backend, drafter=drafter, threads=threads) as llm:
+        with LLM(model, backend=backend, drafter=drafter, threads=threads, weights=weights) as llm:
             return verify(llm, quick=quick, progress=progress)
     llm = model
     invariant = llm.backend.row_invariant

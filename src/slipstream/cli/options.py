@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
-ENGINE = ("backend", "drafter", "drafts", "context", "threads")
+ENGINE = ("backend", "drafter", "drafts", "context", "threads", "weights")
 
 
 class Model(StringParamType):
@@ -82,8 +82,19 @@ def engine_options(command: F) -> F:
             help="What computes: cpu, cuda, reference, or auto, the fastest that works here.",
         ),
         click.option("--threads", type=int, default=None, help="CPU threads; default one a core."),
+        weights_option,
         click.option("--context", type=int, default=None, help="Longest text in tokens; default the model's own."),
     )
+
+
+def weights_option(command: F) -> F:
+    return click.option(
+        "--weights",
+        type=OneOf("auto", "bf16", "fp8", "int4", "int4-128", "mxfp4"),
+        default="auto",
+        show_default=True,
+        help="Format of the linear layers on a GPU: auto (16 bits), bf16, fp8, int4, int4-128 or mxfp4.",
+    )(command)
 
 
 def json_option(command: F) -> F:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from slipstream.cli.options import OneOf, json_option, model_argument
+from slipstream.cli.options import OneOf, json_option, model_argument, weights_option
 
 
 @click.command("verify")
@@ -17,6 +17,7 @@ from slipstream.cli.options import OneOf, json_option, model_argument
     "--drafter", default="auto", show_default=True, help="auto: also the model's block drafter, or the folder of one."
 )
 @click.option("--threads", type=int, default=None, help="CPU threads; default one a core.")
+@weights_option
 @click.option("--quick", is_flag=True, help="Fewer prompts and modes.")
 @json_option
 @click.pass_context

@@ -34,6 +34,7 @@ class LLM(Generates):
     the one that comes with the package for this model, if there is one.
     drafts: most tokens guessed a round, 0 to 15. context: longest text in tokens, at most the model's own.
     prefill_chunk: most prompt tokens of one pass; None leaves it to the backend. threads: of the CPU backend.
+    weights: format of the linear layers on a GPU: `auto` (16 bits), `bf16`, `fp8`, `int4`, `int4-128` or `mxfp4`.
     Raises CheckpointError, BackendError, or RequestError for a senseless option.
 
     `generate` and `chat` are stateless in what they return, yet reuse the KV cache of the last call where the prompts
@@ -51,6 +52,7 @@ class LLM(Generates):
         context: int | None = None,
         prefill_chunk: int | None = None,
         threads: int | None = None,
+        weights: str = "auto",
     ) -> None:
         started = time.perf_counter()
         self.cost = RoundCost()
@@ -74,7 +76,7 @@ class LLM(Generates):
         if isinstance(backend, str):
             from slipstream.backends import open_backend
 
-            backend = open_backend(model, backend, threads)
+            backend = open_backend(model, backend, threads, weights)
         self.backend = backend
         if self._named or drafter in ("auto", "block"):
             self.guide = self._open_guide(str(drafter), threads)

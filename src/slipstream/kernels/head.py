@@ -6,53 +6,54 @@ import torch
 import triton
 import triton.language as tl
 
-from slipstream.kernels.launch import ROWS, Case, Cost, dot, launch, nbytes, poisoned, row_tile, tile, weight_tile
+from slipstream.kernels.formats import Matrix, quantised
+from slipstream.kernels.launch import ROWS, Case, Cost, launch, nbytes, poisoned, row_tile
+from slipstream.kernels.matrix import multiply, ones, operands, tile, weight_tile
 
 
-def reference(h: torch.Tensor, norm: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
+def reference(h: torch.Tensor, norm: torch.Tensor, w: Matrix, eps: float) -> torch.Tensor:
     """h (rows, hidden), w (vocab, hidden) -> (rows, vocab) float64."""
     h = h.double()
     return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps) * norm.double()) @ w.double().T
 
 
 @triton.jit
-def kernel(h, norm, w, out, N, eps, BN: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
-           R: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+def kernel(h, norm, w, scales, out, N, eps, BN: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
+           FORMAT: tl.constexpr, GROUP: tl.constexpr, TYPE: tl.constexpr, R: tl.constexpr,
+           PDL: tl.constexpr):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     features = tl.program_id(0) * BN + tl.arange(0, BN)
     inside = tl.minimum(features, N - 1)
     rows = tl.arange(0, R)
-    w_tile = weight_tile(w, inside, 0, K, BK, PARTS)
+    w_tile = weight_tile(w, scales, inside, 0, K, FORMAT, GROUP, TYPE, BK, PARTS)
     scale = row_tile(norm, rows * 0, 0, K, BK, PARTS)
     if PDL:
         tl.extra.cuda.gdc_wait()
     x = row_tile(h, rows, 0, K, BK, PARTS)
     square = tl.sum(tl.sum(x * x, 2), 0)
-    acc = dot((x * scale).to(w.dtype.element_ty), w_tile)
+    x = (x * scale).to(TYPE)
+    acc = multiply(x, w_tile, ones(x, FORMAT, BN), tl.zeros((PARTS, R, BN), tl.float32), FORMAT)
     for k0 in tl.range(BK, K, BK, num_stages=2):
-        w_tile = weight_tile(w, inside, k0, K, BK, PARTS)
+        w_tile = weight_tile(w, scales, inside, k0, K, FORMAT, GROUP, TYPE, BK, PARTS)
         x = row_tile(h, rows, k0, K, BK, PARTS)
         square += tl.sum(tl.sum(x * x, 2), 0)
-        x *= row_tile(norm, rows * 0, k0, K, BK, PARTS)
-        acc = dot(x.to(w.dtype.element_ty), w_tile, acc)
+        x = (x * row_tile(norm, rows * 0, k0, K, BK, PARTS)).to(TYPE)
+        acc = multiply(x, w_tile, ones(x, FORMAT, BN), acc, FORMAT)
     y = tl.sum(acc, 0) * tl.rsqrt(square / K + eps)[:, None]
     tl.store(out + rows[:, None] * N + features[None, :], y, mask=(features < N)[None, :])
 
 
-def head(
-    h: torch.Tensor, norm: torch.Tensor, w: torch.Tensor, out: torch.Tensor, eps: float, pdl: bool = False
-) -> None:
+def head(h: torch.Tensor, norm: torch.Tensor, w: Matrix, out: torch.Tensor, eps: float, pdl: bool = False) -> None:
     """h (ROWS, hidden) float32, w (vocab, hidden) -> out (ROWS, vocab) float32."""
-    n, k = w.shape
-    bk, parts = tile(k)
-    launch(kernel, (triton.cdiv(n, 32),), h, norm, w, out, n, eps, pdl=pdl, num_warps=8, BN=32, K=k, BK=bk,
-           PARTS=parts, R=ROWS)  # fmt: skip
+    n = w.shape[0]
+    launch(kernel, (triton.cdiv(n, 32),), h, norm, *operands(w), out, n, eps, pdl=pdl, num_warps=8, BN=32, **tile(w),
+           R=ROWS)  # fmt: skip
 
 
-def case(hidden: int, vocab: int, dtype: torch.dtype, device: torch.device) -> Case:
+def case(hidden: int, vocab: int, dtype: torch.dtype, device: torch.device, format: str = "plain") -> Case:
     h, norm = torch.randn(ROWS, hidden, device=device), torch.randn(hidden, device=device)
-    w = (torch.randn(vocab, hidden, device=device) / hidden**0.5).to(dtype)
+    w = quantised(torch.randn(vocab, hidden, device=device) / hidden**0.5, format, dtype)
     out = poisoned(ROWS, vocab, dtype=torch.float32, device=device)
     return Case(
         lambda: head(h, norm, w, out, 1e-5),

@@ -1,4 +1,4 @@
-"""What the kernels share: launching with or without PDL, weight tiles, cost and bench cases."""
+"""What the kernels share: launching with or without PDL, tiles of rows, cost and bench cases."""
 
 from __future__ import annotations
 
@@ -60,18 +60,12 @@ class Case:
     timed: Callable[[], None] | None = None
 
 
-def nbytes(*tensors: torch.Tensor) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
+def nbytes(*tensors: Any) -> int:
+    return sum(t.nbytes for t in tensors)
 
 
 def poisoned(*shape: int, dtype: torch.dtype, device: Any) -> torch.Tensor:
     return torch.full(shape, float("nan"), dtype=dtype, device=device)
-
-
-def tile(k: int) -> tuple[int, int]:
-    """(columns of a weight tile, parts they are cut in, one for each warp to sum) for rows of `k` values."""
-    columns = triton.next_power_of_2(k) if k <= 1024 else 512
-    return columns, max(1, min(8, columns // 16))
 
 
 @triton.jit
@@ -79,14 +73,6 @@ def columns(k0, BK: tl.constexpr, PARTS: tl.constexpr):
     """The tile's column numbers (PARTS, BK / PARTS): every part is one warp's share of the sum."""
     part: tl.constexpr = BK // PARTS
     return k0 + tl.arange(0, PARTS)[:, None] * part + tl.arange(0, part)[None, :]
-
-
-@triton.jit
-def weight_tile(w, features, k0, K, BK: tl.constexpr, PARTS: tl.constexpr):
-    """Rows `features` of w (N, K), columns k0.. as (PARTS, BK / PARTS, features)."""
-    k = columns(k0, BK, PARTS)
-    at = w + features[None, None, :].to(tl.int64) * K + k[:, :, None]
-    return tl.load(at, mask=(k < K)[:, :, None], other=0.0)
 
 
 @triton.jit

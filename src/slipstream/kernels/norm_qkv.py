@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from slipstream.kernels.formats import Matrix, quantised
 from slipstream.kernels.launch import (
     ROWS,
     RUN_ROWS,
@@ -20,20 +21,18 @@ from slipstream.kernels.launch import (
     STATE_SIZE,
     Case,
     Cost,
-    dot,
     launch,
     nbytes,
     poisoned,
     row_tile,
-    tile,
-    weight_tile,
 )
+from slipstream.kernels.matrix import multiply, ones, operands, tile, weight_tile
 
 
 def reference(
     h: torch.Tensor,
     norm: torch.Tensor,
-    w: torch.Tensor,
+    w: Matrix,
     bias: torch.Tensor | None,
     head_norm: tuple[torch.Tensor, torch.Tensor] | None,
     cos_sin: torch.Tensor,
@@ -62,9 +61,10 @@ def reference(
 
 
 @triton.jit
-def kernel(h, norm, w, bias, q_norm, k_norm, cos_sin, q, keys, values, state, capacity, eps, HEADS: tl.constexpr,
-           KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BIAS: tl.constexpr, HEAD_NORM: tl.constexpr,
-           K: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+def kernel(h, norm, w, scales, bias, q_norm, k_norm, cos_sin, q, keys, values, state, capacity, eps,
+           HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BIAS: tl.constexpr,
+           HEAD_NORM: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, FORMAT: tl.constexpr,
+           GROUP: tl.constexpr, TYPE: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     programs: tl.constexpr = D // 2 // HALF
@@ -73,21 +73,25 @@ def kernel(h, norm, w, bias, q_norm, k_norm, cos_sin, q, keys, values, state, ca
     low, high = head * D + j, head * D + D // 2 + j
     rows = tl.arange(0, R)
 
-    w_low, w_high = weight_tile(w, low, 0, K, BK, PARTS), weight_tile(w, high, 0, K, BK, PARTS)
+    w_low = weight_tile(w, scales, low, 0, K, FORMAT, GROUP, TYPE, BK, PARTS)
+    w_high = weight_tile(w, scales, high, 0, K, FORMAT, GROUP, TYPE, BK, PARTS)
     scale = row_tile(norm, rows * 0, 0, K, BK, PARTS)
     if PDL:
         tl.extra.cuda.gdc_wait()
     x = row_tile(h, rows, 0, K, BK, PARTS)
     square = tl.sum(tl.sum(x * x, 2), 0)
-    x = (x * scale).to(w.dtype.element_ty)
-    acc_low, acc_high = dot(x, w_low), dot(x, w_high)
+    x = (x * scale).to(TYPE)
+    sums, zero = ones(x, FORMAT, HALF), tl.zeros((PARTS, R, HALF), tl.float32)
+    acc_low, acc_high = multiply(x, w_low, sums, zero, FORMAT), multiply(x, w_high, sums, zero, FORMAT)
     for k0 in tl.range(BK, K, BK, num_stages=2):
-        w_low, w_high = weight_tile(w, low, k0, K, BK, PARTS), weight_tile(w, high, k0, K, BK, PARTS)
+        w_low = weight_tile(w, scales, low, k0, K, FORMAT, GROUP, TYPE, BK, PARTS)
+        w_high = weight_tile(w, scales, high, k0, K, FORMAT, GROUP, TYPE, BK, PARTS)
         x = row_tile(h, rows, k0, K, BK, PARTS)
         square += tl.sum(tl.sum(x * x, 2), 0)
-        x = (x * row_tile(norm, rows * 0, k0, K, BK, PARTS)).to(w.dtype.element_ty)
-        acc_low = dot(x, w_low, acc_low)
-        acc_high = dot(x, w_high, acc_high)
+        x = (x * row_tile(norm, rows * 0, k0, K, BK, PARTS)).to(TYPE)
+        sums = ones(x, FORMAT, HALF)
+        acc_low = multiply(x, w_low, sums, acc_low, FORMAT)
+        acc_high = multiply(x, w_high, sums, acc_high, FORMAT)
     rms = tl.rsqrt(square / K + eps)[:, None]
     a, b = tl.sum(acc_low, 0) * rms, tl.sum(acc_high, 0) * rms  # (rows, HALF)
     if BIAS:
@@ -123,7 +127,7 @@ def kernel(h, norm, w, bias, q_norm, k_norm, cos_sin, q, keys, values, state, ca
 def norm_qkv(
     h: torch.Tensor,
     norm: torch.Tensor,
-    w: torch.Tensor,
+    w: Matrix,
     bias: torch.Tensor | None,
     head_norm: tuple[torch.Tensor, torch.Tensor] | None,
     cos_sin: torch.Tensor,
@@ -142,12 +146,11 @@ def norm_qkv(
     kv_heads, capacity, d = keys.shape
     heads = q.shape[1] // d
     half = d // 2 if head_norm is not None else 16
-    bk, parts = tile(h.shape[1])
     programs = (heads + 2 * kv_heads) * (d // 2 // half)
-    launch(kernel, (programs,), h, norm, w, h if bias is None else bias,
+    launch(kernel, (programs,), h, norm, *operands(w), h if bias is None else bias,
            *((h, h) if head_norm is None else head_norm), cos_sin, q, keys, values, state, capacity, eps,
            pdl=pdl, num_warps=8, HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half, BIAS=bias is not None,
-           HEAD_NORM=head_norm is not None, K=h.shape[1], BK=bk, PARTS=parts, R=ROWS)  # fmt: skip
+           HEAD_NORM=head_norm is not None, **tile(w), R=ROWS)  # fmt: skip
 
 
 def case(
@@ -161,12 +164,13 @@ def case(
     start: int = 5,
     bias: bool = False,
     head_norm: bool = False,
+    format: str = "plain",
 ) -> Case:
     def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.randn(*shape, device=device).to(dtype)
 
     n, capacity, eps = (heads + 2 * kv_heads) * d, start + ROWS, 1e-5
-    h, norm, w = randn(ROWS, hidden), randn(hidden), randn(n, hidden, dtype=dtype) / hidden**0.5
+    h, norm, w = randn(ROWS, hidden), randn(hidden), quantised(randn(n, hidden) / hidden**0.5, format, dtype)
     b = randn(n, dtype=dtype) if bias else None
     scales = (randn(d), randn(d)) if head_norm else None
     cos_sin = randn(capacity, 2, d // 2)

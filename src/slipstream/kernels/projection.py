@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from slipstream.kernels import attention
+from slipstream.kernels.formats import Matrix, quantised
 from slipstream.kernels.launch import (
     KV_SPLIT,
     ROWS,
@@ -21,16 +22,14 @@ from slipstream.kernels.launch import (
     Case,
     Cost,
     columns,
-    dot,
     launch,
     nbytes,
     row_tile,
-    tile,
-    weight_tile,
 )
+from slipstream.kernels.matrix import multiply, ones, operands, tile, weight_tile
 
 
-def reference(x: torch.Tensor, w: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+def reference(x: torch.Tensor, w: Matrix, h: torch.Tensor) -> torch.Tensor:
     """x (rows, k), w (hidden, k), h (rows, hidden) -> h + x w^T in float64."""
     return h.double() + x.double() @ w.double().T
 
@@ -56,13 +55,14 @@ def merged_tile(x, lse, rows, k0, K, first, last, D: tl.constexpr, BK: tl.conste
 
 
 @triton.jit
-def kernel(x, lse, w, h, state, N, window, MERGE: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr,
-           K: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+def kernel(x, lse, w, scales, h, state, N, window, MERGE: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr,
+           K: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
+           TYPE: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     features = tl.program_id(0) * 16 + tl.arange(0, 16)
     rows = tl.arange(0, R)
-    w_tile = weight_tile(w, features, 0, K, BK, PARTS)
+    w_tile = weight_tile(w, scales, features, 0, K, FORMAT, GROUP, TYPE, BK, PARTS)
     if PDL:
         tl.extra.cuda.gdc_wait()
     run = tl.load(state + RUN_ROWS_)
@@ -73,43 +73,44 @@ def kernel(x, lse, w, h, state, N, window, MERGE: tl.constexpr, D: tl.constexpr,
         x_tile = merged_tile(x, lse, live, 0, K, first, last, D, BK, PARTS, R)
     else:
         x_tile = row_tile(x, live, 0, K, BK, PARTS)
-    acc = dot(x_tile.to(w.dtype.element_ty), w_tile)
+    x_tile = x_tile.to(TYPE)
+    acc = multiply(x_tile, w_tile, ones(x_tile, FORMAT, 16), tl.zeros((PARTS, R, 16), tl.float32), FORMAT)
     for k0 in tl.range(BK, K, BK, num_stages=2):
-        w_tile = weight_tile(w, features, k0, K, BK, PARTS)
+        w_tile = weight_tile(w, scales, features, k0, K, FORMAT, GROUP, TYPE, BK, PARTS)
         if MERGE:
             x_tile = merged_tile(x, lse, live, k0, K, first, last, D, BK, PARTS, R)
         else:
             x_tile = row_tile(x, live, k0, K, BK, PARTS)
-        acc = dot(x_tile.to(w.dtype.element_ty), w_tile, acc)
+        x_tile = x_tile.to(TYPE)
+        acc = multiply(x_tile, w_tile, ones(x_tile, FORMAT, 16), acc, FORMAT)
     at = h + rows[:, None] * N + features[None, :]
     mask = (rows < run)[:, None]
     tl.store(at, tl.load(at, mask=mask) + tl.sum(acc, 0), mask=mask)
 
 
 def attention_projection(
-    parts: torch.Tensor, lse: torch.Tensor, w: torch.Tensor, h: torch.Tensor, state: torch.Tensor,
+    parts: torch.Tensor, lse: torch.Tensor, w: Matrix, h: torch.Tensor, state: torch.Tensor,
     window: int | None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """Attention's parts (splits, ROWS, heads, d) and lse, w (hidden, heads * d): h (ROWS, hidden) += merged w^T."""
-    n, k = w.shape
-    bk, parts_ = tile(k)
-    launch(kernel, (n // 16,), parts, lse, w, h, state, n, window or 1 << 30, pdl=pdl, num_warps=8, MERGE=True,
-           D=parts.shape[3], SPLIT=KV_SPLIT, K=k, BK=bk, PARTS=parts_, R=ROWS)  # fmt: skip
+    n = w.shape[0]
+    launch(kernel, (n // 16,), parts, lse, *operands(w), h, state, n, window or 1 << 30, pdl=pdl, num_warps=8,
+           MERGE=True, D=parts.shape[3], SPLIT=KV_SPLIT, **tile(w), R=ROWS)  # fmt: skip
 
 
-def projection(x: torch.Tensor, w: torch.Tensor, h: torch.Tensor, state: torch.Tensor, pdl: bool = False) -> None:
+def projection(x: torch.Tensor, w: Matrix, h: torch.Tensor, state: torch.Tensor, pdl: bool = False) -> None:
     """x (ROWS, k), w (hidden, k): h (ROWS, hidden) += x w^T, for the rows that run."""
-    n, k = w.shape
-    bk, parts = tile(k)
-    launch(kernel, (n // 16,), x, x, w, h, state, n, 1 << 30, pdl=pdl, num_warps=8, MERGE=False, D=1,
-           SPLIT=KV_SPLIT, K=k, BK=bk, PARTS=parts, R=ROWS)  # fmt: skip
+    n = w.shape[0]
+    launch(kernel, (n // 16,), x, x, *operands(w), h, state, n, 1 << 30, pdl=pdl, num_warps=8, MERGE=False, D=1,
+           SPLIT=KV_SPLIT, **tile(w), R=ROWS)  # fmt: skip
 
 
 def case(
-    hidden: int, k: int, dtype: torch.dtype, device: torch.device, rows: int = ROWS, splits: int = 0, d: int = 16
-) -> Case:
+    hidden: int, k: int, dtype: torch.dtype, device: torch.device, rows: int = ROWS, splits: int = 0, d: int = 16,
+    format: str = "plain",
+) -> Case:  # fmt: skip
     """splits: parts of attention to merge first; 0 is the feed-forward's projection."""
-    w = (torch.randn(hidden, k, device=device) / k**0.5).to(dtype)
+    w = quantised(torch.randn(hidden, k, device=device) / k**0.5, format, dtype)
     before = torch.randn(ROWS, hidden, device=device)
     h = before.clone()
     state = torch.zeros(STATE_SIZE, dtype=torch.int32, device=device)

@@ -23,6 +23,7 @@ from slipstream.backends.cuda.prefill import prefill
 from slipstream.backends.cuda.weights import Weights, check, load
 from slipstream.errors import BackendError, RequestError
 from slipstream.kernels.advance import begin
+from slipstream.kernels.formats import FORMATS
 from slipstream.kernels.launch import (
     CAPACITY,
     DRAFTS,
@@ -47,6 +48,7 @@ SHORT = 512
 TRUSTED_MATCH = 6
 """Of `auto`: from this match length on the suffix drafter's guesses are taken instead of the block drafter's."""
 NEVER = 1 << 30
+WEIGHTS = ("auto", "bf16", *FORMATS)
 
 
 class CudaBackend:
@@ -56,7 +58,8 @@ class CudaBackend:
 
     tensors: the checkpoint's, or None for random weights. prefill_mode: "exact" keeps a token's numbers the same in any
     chunking; "fast" uses library kernels for long prompts. engine: "persistent", "chain" or "auto".
-    dtype: of weights, caches and the tensor cores' operands; float16 is eight times finer than bfloat16.
+    format: of the linear layers: "auto", which is `dtype`; "bf16"; or one of `kernels.formats.FORMATS`, which runs as a
+    chain. dtype: of weights, caches and the tensor cores' operands; float16 is eight times finer than bfloat16.
     pdl: programmatic dependent launch between the chain's kernels. device "cpu" is Triton's interpreter, for tests.
     """
 
@@ -73,11 +76,16 @@ class CudaBackend:
         engine: Literal["auto", "persistent", "chain"] = "auto",
         pdl: bool = True,
         dtype: torch.dtype = torch.float16,
+        format: str = "auto",
     ) -> None:
         self.spec, self.device = spec, _open(device)
         check(spec)
+        if format not in WEIGHTS:
+            raise BackendError(f"weights in {format!r} are not known; use one of {', '.join(WEIGHTS)}")
+        if format in ("auto", "bf16"):
+            format, dtype = "plain", torch.bfloat16 if format == "bf16" else dtype
         try:
-            self.weights = weights or load(spec, tensors, self.device, dtype)
+            self.weights = weights or load(spec, tensors, self.device, dtype, format=format)
         except torch.OutOfMemoryError as error:
             raise BackendError(f"the weights do not fit in GPU memory ({_memory()}); use a smaller model") from error
         self.row_invariant = prefill_mode == "exact"  # decoding is in either mode
@@ -88,7 +96,7 @@ class CudaBackend:
         self._closed: list[CudaCache] = []
 
     def _engine(self, engine: str) -> Chain | Persistent:
-        reason = why_not(self.spec, self.device)
+        reason = "runs no quantised weights" if self.weights.quantised else why_not(self.spec, self.device)
         if engine == "persistent" and reason:
             raise BackendError(f"the persistent kernel {reason}; use the chain")
         if engine == "chain" or reason:

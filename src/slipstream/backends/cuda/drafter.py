@@ -18,6 +18,7 @@ from slipstream.backends.cuda.weights import Weights, rotate
 from slipstream.errors import BackendError
 from slipstream.kernels.launch import ROWS, RUN_ROWS, START
 from slipstream.kernels.markov import markov
+from slipstream.kernels.matrix import dense
 from slipstream.models.block_drafter import BlockDrafterWeights
 
 LEAST_SURVIVAL = 0.12
@@ -72,7 +73,7 @@ class DeviceDrafter:
         self.inv_freq = c.rope_theta ** (-torch.arange(c.head_dim // 2, device=device, dtype=torch.float64)
                                          * 2 / c.head_dim)  # fmt: skip
         self.vocab = torch.from_numpy(drafter.tokens.copy()).to(device)
-        self.head = target.head[self.vocab.long()].contiguous()
+        self.head = dense(target.head[self.vocab.long()])
         self.state = matrix("markov.state")
         prev = w["markov.prev.weight"].T
         self.before = torch.cat([(e.float() @ prev).to(dtype) for e in torch.split(target.embed, 8192)])

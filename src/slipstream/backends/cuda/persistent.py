@@ -16,6 +16,7 @@ from slipstream.backends.cuda.cache import CudaCache
 from slipstream.backends.cuda.nvrtc import Kernel
 from slipstream.backends.cuda.weights import Weights
 from slipstream.kernels.launch import KV_SPLIT, ROWS
+from slipstream.kernels.matrix import dense
 from slipstream.models.spec import ModelSpec
 
 Ints = npt.NDArray[np.int64]
@@ -180,7 +181,7 @@ def pack(spec: ModelSpec, w: Weights, p: Plan, chunk: int, device: torch.device)
     rows = {kind: tile_rows(kind, spec).to(device) for kind in ("qkv", "stream", "gate_up", "head")}
     for matrix, kind, (order, block, where) in parts:
         at = torch.from_numpy(where + first[block][:, None]).to(device).flatten()
-        stream[at] = fragments(matrix, rows[kind][torch.from_numpy(order).to(device)]).view(-1, FRAGMENT)
+        stream[at] = fragments(dense(matrix), rows[kind][torch.from_numpy(order).to(device)]).view(-1, FRAGMENT)
     return stream, torch.from_numpy(first * FRAGMENT * 2).to(device)
 
 
@@ -196,11 +197,11 @@ class Persistent:
         p = plan(spec, self.blocks)
         layers, self._norms = [], []
         for layer in weights.layers:
-            first, qkv = invertible(layer.attention_norm, layer.qkv)
-            second, gate_up = invertible(layer.ffn_norm, layer.gate_up)
+            first, qkv = invertible(layer.attention_norm, dense(layer.qkv))
+            second, gate_up = invertible(layer.ffn_norm, dense(layer.gate_up))
             self._norms += [first, second]
             layers.append(replace(layer, qkv=qkv, gate_up=gate_up))
-        final, head = invertible(weights.final_norm, weights.head)
+        final, head = invertible(weights.final_norm, dense(weights.head))
         self._norms.append(final)
         packed = replace(weights, layers=layers, head=head)
         self.stream, self._begin = pack(spec, packed, p, self.chunk, device)

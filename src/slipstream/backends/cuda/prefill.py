@@ -10,6 +10,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from slipstream.backends.cuda.cache import CudaCache
 from slipstream.backends.cuda.weights import Weights, rotate
+from slipstream.kernels.matrix import dense
 from slipstream.models.spec import ModelSpec
 
 CHUNK = 8192
@@ -35,7 +36,7 @@ def _chunk(spec: ModelSpec, weights: Weights, cache: CudaCache, tokens: torch.Te
     for i, (layer, w) in enumerate(zip(spec.layers, weights.layers, strict=True)):
         a = layer.attention
         x = F.rms_norm(h, h.shape[1:], w.attention_norm, spec.norm_eps).to(dtype)
-        qkv = F.linear(x, w.qkv, w.qkv_bias).view(n, a.heads + 2 * a.kv_heads, a.head_dim)
+        qkv = F.linear(x, dense(w.qkv), w.qkv_bias).view(n, a.heads + 2 * a.kv_heads, a.head_dim)
         q, k, v = torch.split(qkv, [a.heads, a.kv_heads, a.kv_heads], 1)
         if w.head_norm is not None:
             q, k = (
@@ -52,10 +53,10 @@ def _chunk(spec: ModelSpec, weights: Weights, cache: CudaCache, tokens: torch.Te
         o = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys[None], values[None],
                                            attn_mask=_mask(n, end, a.window, q.device), scale=a.softmax_scale,
                                            enable_gqa=a.heads != a.kv_heads)  # fmt: skip
-        h += F.linear(o[0].transpose(0, 1).reshape(n, -1), w.o)
+        h += F.linear(o[0].transpose(0, 1).reshape(n, -1), dense(w.o))
         x = F.rms_norm(h, h.shape[1:], w.ffn_norm, spec.norm_eps).to(dtype)
-        gate, up = F.linear(x, w.gate_up).chunk(2, -1)
-        h += F.linear(F.silu(gate) * up, w.down)
+        gate, up = F.linear(x, dense(w.gate_up)).chunk(2, -1)
+        h += F.linear(F.silu(gate) * up, dense(w.down))
         if i in tap_layers:
             taps[tap_layers.index(i)] = h
 
