@@ -1,5 +1,6 @@
 """Whatever a target does, the client gets the right answer or one clear error, is billed once, and nothing hangs."""
 
+import asyncio
 import time
 
 import anthropic
@@ -8,7 +9,12 @@ import openai
 import pytest
 from upstreams import TEXT, Fake, routing, table, targets
 
+from slipstream.route import app
+from slipstream.route.config import read_config
 from slipstream.route.ledger import read_rows
+from slipstream.route.local import AsgiTransport
+from slipstream.route.summary import explain
+from slipstream.route.upstream import Attempt, Fault, Upstream
 
 WIRES = ("openai-chat", "openai-responses", "anthropic")
 WHOLE = "".join(TEXT)
@@ -48,6 +54,7 @@ def stream(router, client: str) -> str:
 
 def settings(first: Fake, second: Fake, more: str = QUICK) -> str:
     route = '[routes.auto]\npolicy = "fixed"\noptions = {use = "first"}\nfallbacks = ["second"]\n'
+    route += '[routes.whole]\npolicy = "fixed"\noptions = {use = "second"}\n'
     return table("first", first, more) + table("second", second, more) + route
 
 
@@ -97,6 +104,120 @@ def test_after_the_first_token_there_is_one_clear_error(pair, client, fault):
     assert not second.requests
     assert row["cost"] is not None
     assert router.gateway.live.upstreams["first"].running == 0
+
+
+def test_an_answer_without_usage_is_billed_by_estimate_and_its_client_told_so(pair):
+    router, _, second = pair
+    second.faults = ["cut@7"]  # after its finish, before its usage
+    with router.anthropic().messages.stream(
+        model="whole", max_tokens=9, messages=[{"role": "user", "content": "hi"}]
+    ) as events:
+        told = events.get_final_message()
+    *_, row = read_rows(router.config.ledger.path)
+    assert told.content[-1].text == WHOLE
+    assert (row["status"], row["estimated"]) == ("ok", 1)
+    assert (told.usage.input_tokens, told.usage.output_tokens) == (row["input"], row["output"])
+    assert row["output"] == len(f"hmm{WHOLE}".encode()) // 4
+
+
+def test_a_first_token_that_came_too_late_may_be_billed_too_and_is_marked(tmp_path):
+    first, second = Fake("openai-chat", faults=["late"]), Fake("openai-chat")
+    priced = "[targets.{}.tiers.default]\noutput = 1e6\n"
+    with targets(first, second):
+        text = table("first", first, "timeouts = {first_token = 0.2}") + priced.format("first")
+        text += table("second", second) + priced.format("second")
+        text += '[routes.auto]\noptions = {use = "first"}\nfallbacks = ["second"]\n'
+        with routing(text, tmp_path) as router:
+            assert stream(router, "openai-chat") == WHOLE
+            (row,) = read_rows(router.config.ledger.path)
+    assert first.bills == second.bills == [row["id"]]
+    (lost,) = row["attempts"]
+    assert (lost["target"], lost["status"], lost["may_be_billed"]) == ("first", 504, True)
+    assert (row["target"], row["cost"]) == ("second", 5)
+    assert "may_be_billed" in explain(router.config.ledger.path, row["id"])
+
+
+@pytest.mark.parametrize("fault", ["500", "429", "error@start"])
+def test_what_a_target_refused_is_not_marked_as_billed(pair, fault):
+    router, first, _ = pair
+    first.faults = [fault] * 2
+    assert stream(router, "openai-chat") == WHOLE
+    *_, row = read_rows(router.config.ledger.path)
+    assert row["attempts"]
+    assert not any("may_be_billed" in one for one in row["attempts"])
+
+
+def attempt(fake: Fake, more: str) -> Attempt:
+    """One at a target in this very loop."""
+    target = read_config(table("a", fake, more) + "[routes.auto]\n").targets["a"]
+    upstream = Upstream("a", target, AsgiTransport(fake.app()))
+    return Attempt(upstream, {"messages": [], "stream": True}, {}, stream=True)
+
+
+@pytest.mark.parametrize("place", ["first", "middle"])
+def test_what_arrived_while_the_router_was_busy_is_read_before_its_time_is_up(place):
+    fake = Fake("openai-chat", url="http://fake", delay_s=0.001)
+
+    async def main() -> int:
+        asked = attempt(fake, "timeouts = {first_token = 0.2, between_tokens = 0.2}")
+        if place == "first":
+            asyncio.get_running_loop().call_later(0.0, time.sleep, 0.3)
+        await asked.start()
+        count = len(asked.prelude)
+        if place == "middle":
+            asyncio.get_running_loop().call_soon(time.sleep, 0.3)
+        async for pieces in asked.rest():
+            count += len(pieces)
+        await asked.close()
+        return count
+
+    assert asyncio.run(main()) == 9
+
+
+@pytest.mark.parametrize(("fault", "state"), [("error@middle", "open"), ("stall@middle", "closed")])
+def test_a_target_that_always_breaks_off_is_left_alone_and_one_whose_reader_is_slow_is_not(fault, state):
+    fake = Fake("openai-chat", url="http://fake", faults=[fault] * 3)
+
+    async def main() -> str:
+        upstream = attempt(fake, "breaker = {failures = 3}").upstream
+        for _ in range(3):
+            one = Attempt(upstream, {"messages": [], "stream": True}, {}, stream=True)
+            await one.start()
+            if fault == "stall@middle":
+                one._deadline = time.monotonic()  # the reader took all the time there was
+            with pytest.raises(Fault):
+                async for _ in one.rest():
+                    pass
+            await one.close()
+        return upstream.breaker.state
+
+    assert asyncio.run(main()) == state
+
+
+def test_a_client_that_reads_nothing_frees_its_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(app, "SLOW_S", 0.1)
+    fake = Fake("openai-chat")
+    body = b'{"model": "auto", "messages": [{"role": "user", "content": "hi"}], "stream": true}'
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b"",
+             "server": ("localhost", 80)}  # fmt: skip
+    asked = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive():
+        return asked.pop() if asked else await asyncio.Event().wait()
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    with targets(fake), routing(table("a", fake) + "[routes.auto]\n", tmp_path) as router:
+        gateway = router.gateway
+        ran = asyncio.run_coroutine_threadsafe(app.create_app(gateway)(scope, receive, send), gateway.loop)
+        ran.result(30)
+        assert gateway.live.upstreams["a"].running == 0
+        (row,) = read_rows(router.config.ledger.path)
+    assert row["status"] == "cancelled"
+    assert row["cost"] is not None
 
 
 @pytest.mark.parametrize("fault", ["reset", "malformed"])

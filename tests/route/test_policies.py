@@ -212,6 +212,7 @@ def asker(text, asked):
     async def ask(choice, prompt, *, max_tokens, timeout_s):
         asked.append(choice)
         if text is None:
+            await asyncio.sleep(0.06)
             raise RouteError("too late")
         return Reply(text, 100, 1, 0.001, 0.2)
 
@@ -232,10 +233,11 @@ def test_a_judge_is_on_the_bill_and_asked_once(said, target):
         assert (again.choice.target, again.judge_cost, len(asked)) == (target, 0.0, 1)
 
 
-def test_a_judge_that_is_late_costs_its_time_and_decides_nothing():
-    policy = make_policy("judge", PAIR | {"judge": "small", "timeout_s": 1.5, "otherwise": "fast"})
+def test_a_judge_that_gives_no_answer_costs_its_time_and_decides_nothing():
+    policy = make_policy("judge", PAIR | {"judge": "small", "timeout_s": 99, "otherwise": "fast"})
     decision = judged(policy, None, [])
-    assert (decision.choice, decision.judge_time_s, decision.judge_cost) == (SMALL, 1.5, 0.0)
+    assert (decision.choice, decision.judge_cost) == (SMALL, 0.0)
+    assert 0.05 <= decision.judge_time_s < 99  # what it took, whatever it might have taken
 
 
 def test_a_judge_is_not_asked_within_a_turn():

@@ -30,7 +30,8 @@ PATHS = {"openai-chat": "/v1/chat/completions", "openai-responses": "/v1/respons
 @dataclass
 class Fake:
     """A target. faults: what the next requests meet, one each; then all is well. A fault of a stream is `kind@place`,
-    the place a name or the number of an event. delay_s: between events. bills: the requests that would be billed."""
+    the place a name or the number of an event; `late` bills its first token and never sends it. delay_s: between
+    events. bills: the requests that would be billed."""
 
     wire: str
     faults: list[str] = field(default_factory=list)
@@ -108,6 +109,8 @@ class Fake:
                         return
                 if i == first:
                     self.bills.append(id)
+                    if kind == "late":
+                        await asyncio.sleep(30)
                 yield block
                 await asyncio.sleep(self.delay_s)
             done = True

@@ -17,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from slipstream.route.config import LOOPBACK, Key
 from slipstream.route.gateway import Gateway, Live
@@ -30,6 +30,8 @@ from slipstream.serve.wire import CLIENT_LEFT, WAITING_S, while_connected
 log = logging.getLogger("slipstream.route.access")
 PATHS = {"/v1/chat/completions": "openai-chat", "/v1/responses": "openai-responses", "/v1/messages": "anthropic"}
 BODY_S = 60.0
+SLOW_S = 60.0
+"""A client that takes none of its stream for so long has left, though its connection stands."""
 
 
 def create_app(gateway: Gateway, more: Sequence[BaseRoute] = ()) -> Starlette:
@@ -166,13 +168,17 @@ class Relayed(Response):
         self._step = step
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.create_task(self._relay(send))
+        async def patiently(message: Message) -> None:
+            async with asyncio.timeout(SLOW_S):
+                await send(message)
+
+        work = asyncio.create_task(self._relay(patiently))
         watcher = asyncio.create_task(_left(receive))
         try:
             await asyncio.wait({work, watcher}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 work.cancel()
-            with suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError, TimeoutError):  # then the connection is closed, unfinished
                 await work
         finally:
             work.cancel()

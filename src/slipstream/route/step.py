@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from slipstream.route import trace
@@ -37,9 +37,10 @@ from slipstream.route.wire.neutral import (
     ThoughtDelta,
     Turn,
     Usage,
+    bytes_of,
 )
 from slipstream.serve.errors import ApiError, invalid
-from slipstream.serve.wire import dumps
+from slipstream.serve.wire import CLIENT_LEFT, dumps
 
 log = logging.getLogger("slipstream.route")
 
@@ -93,7 +94,7 @@ class Step:
         self._usage = Usage()
         self._size = 0
         self._ttft: float | None = None
-        self._billed = self._row_open = False
+        self._billed = self._row_open = self._guessed = False
         self._model = ""
 
     @property
@@ -241,10 +242,10 @@ class Step:
                 except Fault as error:
                     last = fault = error
                     self._gateway.metrics.faults.labels(choice.target, str(error.status)).inc()
-                    self.attempts.append({
-                        "target": choice.target, "tier": choice.tier, "status": error.status, "error": str(error),
-                        "time_s": round(time.perf_counter() - began, 6),
-                    })  # fmt: skip
+                    self._failed(choice, error.status, str(error), began, error.lost)
+                except asyncio.CancelledError:
+                    self._failed(choice, CLIENT_LEFT, "the client left", began, True)
+                    raise
                 finally:
                     if not ready:
                         await attempt.close(fault)
@@ -257,6 +258,11 @@ class Step:
         assert last is not None
         status = last.status if 400 <= last.status < 600 else 502
         raise ApiError(status, str(last), code=last.code or "upstream_failed", retry_s=last.retry_s)
+
+    def _failed(self, choice: Choice, status: int, error: str, began: float, lost: bool) -> None:
+        took = round(time.perf_counter() - began, 6)
+        told: Json = {"target": choice.target, "tier": choice.tier, "status": status, "error": error, "time_s": took}
+        self.attempts.append(told | ({"may_be_billed": True} if lost else {}))
 
     def _attempt(self, choice: Choice) -> Attempt:
         target, upstream = self.live.config.targets[choice.target], self.live.upstreams[choice.target]
@@ -297,9 +303,9 @@ class Step:
         try:
             attempt = await self.connect()
             self._first()
-            self._count(attempt.whole_events)
+            events = self._counted(attempt.whole_events)
             same = attempt.upstream.target.wire == self.ask.wire
-            body = attempt.whole if same else dumps(reply.whole(self.ask.wire, attempt.whole_events)).encode()
+            body = attempt.whole if same else dumps(reply.whole(self.ask.wire, events)).encode()
             status = "ok"
             await self._noted
             await self._bill(status)
@@ -322,7 +328,6 @@ class Step:
             await self._noted
             held = b""
             for piece in attempt.prelude:
-                self._count(piece.events)
                 held += self._bytes(piece, writer)
                 count += 1
             if any(isinstance(one, End) for piece in attempt.prelude for one in piece.events):
@@ -333,7 +338,6 @@ class Step:
             async for pieces in attempt.rest():
                 told = b""
                 for piece in pieces:
-                    self._count(piece.events)
                     told += self._bytes(piece, writer)
                     count += 1
                 if any(isinstance(one, End) for one in pieces[-1].events):
@@ -353,8 +357,9 @@ class Step:
             await asyncio.shield(self._finish(attempt, status, error))
 
     def _bytes(self, piece: Piece, writer: reply.Writer | None) -> bytes:
+        events = self._counted(piece.events)
         if writer is not None:
-            return b"".join(map(writer.feed, piece.events))
+            return b"".join(map(writer.feed, events))
         if not self.ask.wants_usage and piece.events and all(isinstance(one, Usage) for one in piece.events):
             return b""  # a chunk that only the router asked for
         return piece.raw
@@ -362,14 +367,27 @@ class Step:
     def _first(self) -> None:
         self._ttft = time.perf_counter() - self._arrived
 
-    def _count(self, events: Sequence[Event]) -> None:
+    def _counted(self, events: Sequence[Event]) -> list[Event]:
+        """Counts them for the bill. Where a target ends without its usage, the client is told the same estimate."""
+        told: list[Event] = []
         for one in events:
             if isinstance(one, Usage):
                 self._usage = one
             elif isinstance(one, TextDelta | ThoughtDelta | CallDelta):
-                self._size += len(one.text)
+                self._size += bytes_of(one.text)
             elif isinstance(one, Start):
                 self._model = one.model
+            elif isinstance(one, End) and not (self._usage.input or self._usage.output):
+                self._guessed, self._usage = True, self._estimate()
+                told.append(self._usage)
+            told.append(one)
+        return told
+
+    def _estimate(self) -> Usage:
+        """Of what came, and of the prompt where nothing was said of it."""
+        told = self._usage
+        prompt, written = self.conversation.prompt_tokens, self._size // BYTES_PER_TOKEN
+        return replace(told, input=told.input or prompt, output=max(told.output, written))
 
     # ---- billing ----
 
@@ -396,12 +414,8 @@ class Step:
             return
         self._billed = True
         target = self.live.config.targets[self.choice.target]
-        usage, estimated = self._usage, False
-        if self._ttft is not None and not (status == "ok" and (usage.input or usage.output)):
-            estimated = True
-            written = max(usage.output, self._size // BYTES_PER_TOKEN)
-            asked = usage.input or self.conversation.prompt_tokens
-            usage = Usage(asked, usage.cached, usage.written, written, usage.reasoning, usage.tier)
+        estimated = self._guessed or (self._ttft is not None and status != "ok")
+        usage = self._estimate() if estimated else self._usage
         served = served_tier(target.tiers, self.choice.tier, usage.tier)
         cost = dollars(target.tiers[served], usage)
         took = time.perf_counter() - self._arrived

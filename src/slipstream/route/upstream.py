@@ -12,7 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import httpx
@@ -28,6 +28,8 @@ KEEP_IDLE_S = 4.0
 """Shorter than servers keep an idle connection (uvicorn and Node: 5 s), so that none closes under a request."""
 END_S = 0.1
 """How long the end of the body may come after the end of the answer."""
+READ_S = 0.05
+"""How long what has arrived may be read after time is up."""
 MOST_AT_ONCE = 64
 WHOLE_BYTES = 64 << 20
 ERROR_BYTES = 1 << 20
@@ -38,19 +40,32 @@ TERMINAL = {"openai-chat": b"data: [DONE]\n\n", "anthropic": b'event: message_st
 
 class Fault(Exception):
     """An attempt that failed. again: this target may be tried again; elsewhere: another may; blame: it counts against
-    the target. retry_s: how long the target asks to be left alone."""
+    the target. retry_s: how long the target asks to be left alone. lost: it may have been answered, and billed."""
 
     def __init__(
         self, status: int, message: str, *, again: bool = False, elsewhere: bool = True, blame: bool = True,
-        retry_s: float | None = None, code: str | None = None,
+        retry_s: float | None = None, code: str | None = None, lost: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(message)
         self.status, self.again, self.elsewhere, self.blame = status, again, elsewhere, blame
-        self.retry_s, self.code = retry_s, code
+        self.retry_s, self.code, self.lost = retry_s, code, lost
+
+
+@asynccontextmanager
+async def within(seconds: float) -> AsyncIterator[None]:
+    """Raises TimeoutError when time is up. A busy router wakes late, to find its time up and the answer there: what has
+    arrived is read first, since to ask for it again would be to pay twice."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as limit:
+        up = loop.call_later(seconds, lambda: limit.reschedule(loop.time() + READ_S))
+        try:
+            yield
+        finally:
+            up.cancel()
 
 
 class CircuitBreaker:
-    """closed -> (failures in a row) -> open -> (open_s) -> half-open: one probe, whose end decides."""
+    """closed -> (failures in a row) -> open -> (open_s) -> half-open: one probe, whose first token decides."""
 
     def __init__(self, settings: Breaker, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings, self._clock = settings, clock
@@ -68,11 +83,17 @@ class CircuitBreaker:
         return self.state == "closed" or (self.state == "half-open" and not self._probing)
 
     def enter(self) -> bool:
-        """Let a request through; each that was ends with `succeed`, `fail` or `leave`."""
+        """Let a request through; each that was goes on with `begin`, `succeed`, `fail` or `leave`."""
         if not self.ready:
             return False
         self._probing = self.state == "half-open"
         return True
+
+    def begin(self) -> None:
+        """A first token came: a probe found the target up. Failures are forgotten once an answer is whole."""
+        if self.state == "half-open":
+            self._failures = 0
+        self._probing = False
 
     def succeed(self) -> None:
         self._failures, self._probing = 0, False
@@ -200,7 +221,7 @@ class Attempt:
         self._placed = True
         limit = timeouts.first_token if self._stream else timeouts.total
         try:
-            async with asyncio.timeout(min(limit, timeouts.total)):
+            async with within(min(limit, timeouts.total)):
                 await self._open()
                 if self._stream:
                     await self._until_token()
@@ -208,14 +229,14 @@ class Attempt:
                     await self._read_whole()
         except TimeoutError:
             what = "first token" if self._stream else "answer"
-            raise Fault(504, f"{name} gave no {what} within {limit:g} s", elsewhere=self._stream) from None
+            text = f"{name} gave no {what} within {limit:g} s"
+            raise Fault(504, text, elsewhere=self._stream, lost=True) from None
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             raise Fault(502, f"{name} cannot be reached: {type(error).__name__}", again=True) from None
         except httpx.HTTPError as error:
             safe = self._stream
-            raise Fault(
-                502, f"{name} closed the connection ({type(error).__name__})", again=safe, elsewhere=safe
-            ) from None
+            text = f"{name} closed the connection ({type(error).__name__})"
+            raise Fault(502, text, again=safe, elsewhere=safe, lost=True) from None
 
     async def _open(self) -> None:
         request = self.upstream.request(self._body, self._headers)
@@ -226,7 +247,7 @@ class Attempt:
         json = kind.endswith("json")
         if self._stream and kind != "text/event-stream":
             text = f"{self.upstream.name} answered {kind or 'without a type'} where a stream was asked for"
-            raise Fault(502, text, elsewhere=not json)
+            raise Fault(502, text, elsewhere=not json, lost=json)
         if not self._stream and not json:
             raise Fault(502, f"{self.upstream.name} answered {kind or 'without a type'} where JSON was asked for")
         self._blocks = response.aiter_raw()
@@ -253,17 +274,21 @@ class Attempt:
             parts.append(block)
             size += len(block)
             if size > WHOLE_BYTES:
-                raise Fault(502, f"{self.upstream.name} answered more than {WHOLE_BYTES} bytes", elsewhere=False)
+                raise Fault(
+                    502, f"{self.upstream.name} answered more than {WHOLE_BYTES} bytes", elsewhere=False, lost=True
+                )
         self.whole = b"".join(parts)
         try:
             body = load(self.whole)
             self.whole_events = self._wire.read_whole(body) if not body.get("error") else [failure(None, body)]
         except (ValueError, TypeError, AttributeError, KeyError) as error:
-            raise Fault(502, f"{self.upstream.name} gave a malformed answer: {error}", elsewhere=False) from None
+            text = f"{self.upstream.name} gave a malformed answer: {error}"
+            raise Fault(502, text, elsewhere=False, lost=True) from None
         for one in self.whole_events:
             if isinstance(one, Failure):
                 raise _fault(self.upstream.name, one, None)
-        self._succeed()
+        self._entered = False
+        self.upstream.breaker.succeed()
 
     async def _until_token(self) -> None:
         while True:
@@ -273,7 +298,8 @@ class Attempt:
                     raise _fault(self.upstream.name, one, None)
             self.prelude.append(piece)
             if any(isinstance(one, (*TOKENS, End)) for one in piece.events):
-                self._succeed()
+                self._entered = False
+                self.upstream.breaker.begin()
                 return
 
     async def rest(self) -> AsyncIterator[list[Piece]]:
@@ -284,25 +310,29 @@ class Attempt:
             left = self._deadline - time.monotonic()
             arrived: list[Piece] = []
             try:
-                async with asyncio.timeout(max(0.0, min(between, left))):
+                async with within(max(0.0, min(between, left))):
                     arrived.append(await self._next())
                 while self._pending and not self._ended and len(arrived) < MOST_AT_ONCE:
                     arrived.append(self._take())
             except TimeoutError:
-                what = f"stalled for {between:g} s" if left > between else "took longer than it may in all"
-                fault = Fault(504, f"{name} {what}", elsewhere=False)
+                stalled = left > between  # else a client that reads slowly may be the reason, and no target's fault
+                what = f"stalled for {between:g} s" if stalled else "took longer than it may in all"
+                fault = Fault(504, f"{name} {what}", elsewhere=False, blame=stalled)
             except httpx.HTTPError as error:
                 fault = Fault(502, f"{name} broke off its answer ({type(error).__name__})", elsewhere=False)
             except Fault as malformed:
                 fault = Fault(502, str(malformed), elsewhere=False)
-            if fault is not None:
-                self.upstream.breaker.fail()
             for i, piece in enumerate(arrived):
                 told = next((one for one in piece.events if isinstance(one, Failure)), None)
                 if told is not None:
-                    fault = Fault(told.status, f"{name}: {told.message}", elsewhere=False, code=told.code)
+                    text, blame = f"{name}: {told.message}", told.status >= 500
+                    fault = Fault(told.status, text, elsewhere=False, blame=blame, code=told.code)
                     del arrived[i:]
                     break
+            if fault is not None and fault.blame:
+                self.upstream.breaker.fail()
+            elif fault is None and self._ended:
+                self.upstream.breaker.succeed()
             if arrived:
                 yield arrived
             if fault is not None:
@@ -318,11 +348,11 @@ class Attempt:
                 if self._stopped and not self._sse.unfinished:
                     self._ended = True
                     return Piece(TERMINAL.get(self._wire.name, b""), [End()])
-                raise Fault(502, f"{name} ended its stream before the answer was complete", again=True)
+                raise Fault(502, f"{name} ended its stream before the answer was complete", again=True, lost=True)
             try:
                 self._pending.extend(self._sse.feed(block))
             except ValueError as error:
-                raise Fault(502, f"{name} sent a malformed stream: {error}") from None
+                raise Fault(502, f"{name} sent a malformed stream: {error}", lost=True) from None
         return self._take()
 
     def _take(self) -> Piece:
@@ -331,14 +361,10 @@ class Attempt:
         try:
             events = self._reader.feed(sse)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
-            raise Fault(502, f"{self.upstream.name} sent a malformed event: {error}") from None
+            raise Fault(502, f"{self.upstream.name} sent a malformed event: {error}", lost=True) from None
         self._stopped |= any(isinstance(one, Stop) for one in events)
         self._ended = any(isinstance(one, End) for one in events)
         return Piece(sse.raw, events, sse.name)
-
-    def _succeed(self) -> None:
-        self.upstream.breaker.succeed()
-        self._entered = False
 
     async def close(self, fault: Fault | None = None) -> None:
         """Free the place and the connection; an answer that is not over is cancelled by that."""

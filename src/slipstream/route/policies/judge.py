@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections import OrderedDict
 from dataclasses import field, replace
 from typing import Literal
@@ -63,11 +64,12 @@ class Judge(Pair):
         if judge is None:
             return self._undecided("the judge cannot be asked now", conversation, state, catalogue)
         prompt = QUESTION.format(text=self._shown(conversation))
+        began = time.perf_counter()
         try:
             reply = await ask(judge, prompt, max_tokens=4, timeout_s=self.timeout_s)
         except RouteError as error:
             gone = self._undecided(f"the judge gave no answer: {error}", conversation, state, catalogue)
-            return replace(gone, judge_time_s=self.timeout_s)
+            return replace(gone, judge_time_s=time.perf_counter() - began)
         found = re.search(r"\d", reply.text)
         if found is None:
             done = self._undecided("the judge's answer is no digit", conversation, state, catalogue)

@@ -125,7 +125,7 @@ class Ask:
     def conversation(self, agent: str = "main") -> Conversation:
         """As policies read it."""
         messages: list[Message] = []
-        size = sum(len(str(tool.schema)) + len(tool.description or "") for tool in self.tools)
+        size = sum(bytes_of(str(tool.schema)) + bytes_of(tool.description or "") for tool in self.tools)
         images = 0
         for turn in self.turns:
             rest = [part for part in turn.parts if not isinstance(part, Result)]
@@ -134,19 +134,24 @@ class Ask:
                     text = _joined(part.parts)
                     shown = sum(isinstance(one, Image) for one in part.parts)
                     messages.append(Message("tool", text, tool_call_id=part.id, is_error=part.is_error, images=shown))
-                    size, images = size + len(text), images + shown
+                    size, images = size + bytes_of(text), images + shown
             if rest or not turn.parts:
                 calls = tuple(ToolCall(c.id, c.name, c.arguments) for c in rest if isinstance(c, Call))
                 shown = sum(isinstance(one, Image) for one in rest)
                 text = _joined(rest)
                 messages.append(Message(turn.role, text, calls, images=shown))
-                size += len(text) + sum(len(call.arguments) for call in calls)
+                size += bytes_of(text) + sum(bytes_of(call.arguments) for call in calls)
                 images += shown
         tokens = size // BYTES_PER_TOKEN + 4 * len(messages) + IMAGE_TOKENS * images
         return Conversation(
             tuple(messages), tuple(tool.name for tool in self.tools), max(1, tokens),
             self.settings.get("max_tokens"), agent, self.metadata,
         )  # fmt: skip
+
+
+def bytes_of(text: str) -> int:
+    """Its length in UTF-8, by which tokens are estimated: four letters are one, four Chinese characters three."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
 def _joined(parts: Any) -> str:
