@@ -21,8 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
-import triton.language as tl
 from cuda_round import SHAPES, pass_us, round_us
 
 from slipstream.backends.cuda.backend import CudaBackend
@@ -30,6 +28,7 @@ from slipstream.backends.cuda.weights import Weights, load
 from slipstream.bench.machine import describe_machine, versions
 from slipstream.bench.results import Results, Row
 from slipstream.bench.workloads import prompts
+from slipstream.kernels.read import read_rate
 from slipstream.models.checkpoint import Checkpoint, load_checkpoint
 
 ROWS: list[Row] = []
@@ -51,25 +50,6 @@ def write(out: Path, commit: str) -> None:
     packages = versions("torch", "triton") | {"cuda": str(torch.version.cuda)}
     results = Results(machine, commit, datetime.date.today().isoformat(), packages, ROWS)
     out.write_text(json.dumps(asdict(results), indent=2) + "\n")
-
-
-@triton.jit
-def read_kernel(x, out, per, BLOCK: tl.constexpr):
-    acc = tl.zeros((BLOCK,), tl.int32)
-    first = tl.program_id(0).to(tl.int64) * per * BLOCK
-    for i in range(per):
-        acc ^= tl.load(x + first + i * BLOCK + tl.arange(0, BLOCK))
-    tl.store(out + tl.program_id(0), tl.sum(acc, 0))
-
-
-def read_rate() -> float:
-    """Bytes a second at which a plain kernel reads 8 GiB."""
-    x, out = torch.randint(1 << 30, (1 << 31,), dtype=torch.int32, device=DEVICE), torch.zeros(1 << 15, device=DEVICE)
-    per, block = 8, 8192
-    grid = x.numel() // (per * block)
-    best = triton.testing.do_bench(lambda: read_kernel[(grid,)](x, out, per, BLOCK=block, num_warps=8), warmup=20,
-                                   rep=100, return_mode="median")  # fmt: skip
-    return x.numel() * 4 / best * 1e3
 
 
 class Plain(torch.nn.Module):
@@ -254,7 +234,7 @@ def pdl_gain() -> None:
 
 
 def large() -> None:
-    rate = read_rate()
+    rate = read_rate(DEVICE, 1 << 31)
     print("read rate", rate / 1e12, flush=True)
     for name in ("1b", "8b"):
         backend = CudaBackend(SHAPES[name], pdl=False)

@@ -9,10 +9,10 @@ from interpreter import DEVICE, GPU, torch
 from tiny import write_tiny_checkpoint, write_tiny_gguf
 
 from slipstream.backends import open_backend
-from slipstream.backends.cuda.backend import WEIGHTS, CudaBackend
+from slipstream.backends.cuda.backend import CudaBackend
 from slipstream.backends.cuda.chain import Chain
 from slipstream.backends.cuda.prefill import prefill
-from slipstream.backends.cuda.weights import load
+from slipstream.backends.cuda.weights import WEIGHTS, load
 from slipstream.cli.options import weights_option
 from slipstream.engine import sampling
 from slipstream.errors import BackendError

@@ -35,33 +35,58 @@ class KernelTime:
         return self.bytes / self.us * 1e6
 
 
-def bench_kernels(spec: ModelSpec, context: int = 512, progress: Callable[[str], None] = lambda line: None,
-                  ) -> list[KernelTime]:  # fmt: skip
-    """Times of the chain's kernels for the first layer of `spec`, and of embedding and head.
+@dataclass(frozen=True)
+class KernelReport:
+    """The kernels of one model, and the rate at which the GPU reads memory."""
+
+    weights: str
+    read_bytes_per_s: float
+    kernels: list[KernelTime]
+
+
+def need_gpu(what: str) -> None:
+    """Raises BackendError where there is none that PyTorch and Triton can use."""
+    try:
+        import torch
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise BackendError(f"{what} needs torch and triton ({error}): install the [cuda] extra") from error
+    if not torch.cuda.is_available():
+        raise BackendError(f"{what} needs an NVIDIA GPU that PyTorch can use")
+
+
+def bench_kernels(spec: ModelSpec, weights: str = "auto", context: int = 512,
+                  progress: Callable[[str], None] = lambda line: None) -> KernelReport:  # fmt: skip
+    """Times of the chain's kernels for the first layer of `spec`, and of embedding and head. weights: as of `LLM`.
 
     Raises BackendError without a GPU, or where a kernel's outputs are wrong: no speed is reported on a failed check.
     """
-    try:
-        import torch
+    need_gpu("bench kernels")
+    import torch
 
-        from slipstream.kernels import attention, embed, gate_up, head, norm_qkv, projection
-    except ImportError as error:
-        raise BackendError(f"bench kernels needs torch and triton ({error}): install the [cuda] extra") from error
-    if not torch.cuda.is_available():
-        raise BackendError("bench kernels needs an NVIDIA GPU that PyTorch can use")
-    device, dtype = torch.device("cuda"), torch.bfloat16
+    from slipstream.backends.cuda.weights import check, numbers
+    from slipstream.kernels import attention, embed, gate_up, head, norm_qkv, projection
+    from slipstream.kernels.read import read_rate
+
+    check(spec)
+    device = torch.device("cuda")
+    format, dtype = numbers(weights)
+    of_head = format if format == "plain" else "fp8"
     a, inner, hidden = spec.layers[0].attention, spec.layers[0].feed_forward.inner, spec.hidden
     wide = a.heads * a.head_dim
     splits = -(-(context + 16) // 256)
     cases: dict[str, Callable[[], Case]] = {
         "embed": lambda: embed.case(hidden, spec.vocab, dtype, device),
-        "norm_qkv": lambda: norm_qkv.case(hidden, a.heads, a.kv_heads, a.head_dim, dtype, device),
+        "norm_qkv": lambda: norm_qkv.case(hidden, a.heads, a.kv_heads, a.head_dim, dtype, device, format=format),
         "attention": lambda: attention.case(a.heads, a.kv_heads, a.head_dim, dtype, device, start=context),
-        "attention_projection": lambda: projection.case(hidden, wide, dtype, device, splits=splits, d=a.head_dim),
-        "gate_up": lambda: gate_up.case(hidden, inner, dtype, device),
-        "projection": lambda: projection.case(hidden, inner, dtype, device),
-        "head": lambda: head.case(hidden, spec.vocab, dtype, device),
+        "attention_projection": lambda: projection.case(
+            hidden, wide, dtype, device, splits=splits, d=a.head_dim, format=format
+        ),
+        "gate_up": lambda: gate_up.case(hidden, inner, dtype, device, format),
+        "projection": lambda: projection.case(hidden, inner, dtype, device, format=format),
+        "head": lambda: head.case(hidden, spec.vocab, dtype, device, of_head),
     }
+    rate = read_rate(device)
     times = []
     for name, make in cases.items():
         progress(name)
@@ -69,7 +94,7 @@ def bench_kernels(spec: ModelSpec, context: int = 512, progress: Callable[[str],
         made += [make() for _ in range(min(MOST_CASES, ROTATED_BYTES // made[0].cost.bytes))]
         _check(name, made[0])
         times.append(KernelTime(name, _median_us(made), made[0].cost.bytes, made[0].cost.flops))
-    return times
+    return KernelReport(weights, rate, times)
 
 
 def _check(name: str, case: Case) -> None:

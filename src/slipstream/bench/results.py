@@ -30,7 +30,7 @@ from typing import Any
 
 from slipstream.bench.machine import describe_machine, git_commit, versions
 
-UNITS = ("us", "ms", "s", "tok/s", "tok/round", "GB/s", "MB", "x", "fraction", "KL")
+UNITS = ("us", "ms", "s", "tok/s", "tok/round", "GB/s", "MB", "x", "fraction", "KL", "perplexity")
 
 
 @dataclass(frozen=True)

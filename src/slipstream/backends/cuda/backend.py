@@ -20,10 +20,9 @@ from slipstream.backends.cuda.chain import Chain
 from slipstream.backends.cuda.drafter import DeviceDrafter
 from slipstream.backends.cuda.persistent import Persistent, why_not
 from slipstream.backends.cuda.prefill import prefill
-from slipstream.backends.cuda.weights import Weights, check, load
+from slipstream.backends.cuda.weights import Weights, check, load, numbers
 from slipstream.errors import BackendError, RequestError
 from slipstream.kernels.advance import begin
-from slipstream.kernels.formats import FORMATS
 from slipstream.kernels.launch import (
     CAPACITY,
     DRAFTS,
@@ -48,7 +47,6 @@ SHORT = 512
 TRUSTED_MATCH = 6
 """Of `auto`: from this match length on the suffix drafter's guesses are taken instead of the block drafter's."""
 NEVER = 1 << 30
-WEIGHTS = ("auto", "bf16", *FORMATS)
 
 
 class CudaBackend:
@@ -80,10 +78,7 @@ class CudaBackend:
     ) -> None:
         self.spec, self.device = spec, _open(device)
         check(spec)
-        if format not in WEIGHTS:
-            raise BackendError(f"weights in {format!r} are not known; use one of {', '.join(WEIGHTS)}")
-        if format in ("auto", "bf16"):
-            format, dtype = "plain", torch.bfloat16 if format == "bf16" else dtype
+        format, dtype = numbers(format, dtype)
         try:
             self.weights = weights or load(spec, tensors, self.device, dtype, format=format)
         except torch.OutOfMemoryError as error:

@@ -14,6 +14,9 @@ from slipstream.models.spec import ModelSpec, Rope, WeightTensor
 from slipstream.models.tensors import BlockScaled
 
 
+WEIGHTS = ("auto", "bf16", *FORMATS)
+
+
 @dataclass(frozen=True)
 class LayerWeights:
     """qkv (heads + 2 kv_heads) * d by hidden; gate_up: gate's rows, then up's; head_norm: those of q and k.
@@ -49,6 +52,15 @@ class Weights:
         for w in self.layers:
             tensors += [w.attention_norm, w.qkv, w.o, w.ffn_norm, w.gate_up, w.down]
         return sum(t.nbytes for t in tensors)
+
+
+def numbers(weights: str, dtype: torch.dtype = torch.float16) -> tuple[str, torch.dtype]:
+    """The format of linear layers, as `load` takes it, and the dtype of all else, by one of the names WEIGHTS."""
+    if weights not in WEIGHTS:
+        raise BackendError(f"weights in {weights!r} are not known; use one of {', '.join(WEIGHTS)}")
+    if weights in FORMATS:
+        return weights, dtype
+    return "plain", torch.bfloat16 if weights == "bf16" else dtype
 
 
 def check(spec: ModelSpec) -> None:
