@@ -11,6 +11,7 @@ from slipstream.backends.cuda import drafter as device_drafter
 from slipstream.backends.cuda.backend import CudaBackend
 from slipstream.backends.cuda.weights import load
 from slipstream.errors import RequestError
+from slipstream.kernels.launch import START
 from slipstream.models.block_drafter import load_block_drafter
 from slipstream.models.checkpoint import load_checkpoint
 from slipstream.models.reference import Reference
@@ -33,6 +34,7 @@ def short_graphs(monkeypatch):
 
 def opened(target, path, loaded=True, **changes):
     """(backend, oracle of its drafter)."""
+    changes = {"head_dim": 32} | changes
     drafter = load_block_drafter(write_tiny_drafter(path, **changes), target.spec, target.tensors)
     dtype = torch.float16 if GPU else torch.float32
     weights = load(target.spec, target.tensors, torch.device(DEVICE), dtype)
@@ -125,7 +127,7 @@ def test_rounds_verify_the_drafts_of_the_definition_and_change_no_token(target, 
 
 def test_drafts_that_are_right_are_all_accepted(target, tmp_path, monkeypatch):
     monkeypatch.setattr(device_drafter, "LEAST_SURVIVAL", 0.0)
-    backend, _ = opened(target, tmp_path, draft_vocab_size=288)
+    backend, _ = opened(target, tmp_path, draft_vocab_size=288, markov_candidates=16)
     text = text_of(12)
     plain, _, _ = decode(backend, text, "none", 0)
     d = backend.drafter
@@ -133,14 +135,12 @@ def test_drafts_that_are_right_are_all_accepted(target, tmp_path, monkeypatch):
     follows = torch.tensor([*plain, *plain], device=DEVICE)
     start = len(text) - 1
 
-    def told(*args, **kwargs):  # base logits that name the very tokens that come
-        at = args[15][0]  # state[START]
-        ids = follows[(at - start + torch.arange(7, device=DEVICE)).clamp(0, len(follows) - 1)][:, None]
-        logits = torch.where(torch.arange(8, device=DEVICE) == 0, 5.0, -50.0).expand(7, 8).contiguous()
-        return real(logits, torch.cat([ids, (ids + torch.arange(1, 8, device=DEVICE)) % 288], 1), *args[2:], **kwargs)
+    def told(logits, ids, values, vocab, pdl):  # the very tokens that come
+        next_ = follows[(d.block[START] - start + torch.arange(7, device=DEVICE)).clamp(0, len(follows) - 1)]
+        ids.copy_((next_[:, None] + torch.arange(16, device=DEVICE)) % 288)
+        values.copy_(torch.where(torch.arange(16, device=DEVICE) == 0, 5.0, -50.0).expand(7, 16))
 
-    real = device_drafter.markov
-    monkeypatch.setattr(device_drafter, "markov", told)
+    monkeypatch.setattr(device_drafter, "candidates", told)
     tokens, rounds, _ = decode(backend, text, "block")
     assert tokens == plain
     assert [len(r.tokens) for r in rounds] == [8, 2]

@@ -84,7 +84,8 @@ class CudaBackend:
         except torch.OutOfMemoryError as error:
             raise BackendError(f"the weights do not fit in GPU memory ({_memory()}); use a smaller model") from error
         self.row_invariant = prefill_mode == "exact"  # decoding is in either mode
-        self.prefill_mode, self.pdl = prefill_mode, pdl and self.device.type == "cuda"
+        self.prefill_mode = prefill_mode
+        self.pdl = self.draft_pdl = pdl and self.device.type == "cuda"
         self.buffers = rounds.RoundBuffers(spec.vocab, self.device)
         self.pass_ = self._engine(engine)
         self.drafter: DeviceDrafter | None = None
@@ -102,7 +103,7 @@ class CudaBackend:
     def load_drafter(self, drafter: BlockDrafterWeights) -> None:
         """Make `draft` work, and rounds with `block` or `auto`. Before any cache is made."""
         taps = self.pass_.tap(drafter.config.taps)
-        self.drafter = DeviceDrafter(drafter, self.weights, taps)
+        self.drafter = DeviceDrafter(drafter, self.weights, taps, self.draft_pdl)
 
     def new_cache(self, capacity: int) -> CudaCache:
         """A cache that fits; a closed one with room is taken up again, for its captured programs."""
@@ -128,7 +129,7 @@ class CudaBackend:
                 taps = prefill(self.spec, self.weights, c, on_device, self.drafter.config.taps if self.drafter else ())
                 if self.drafter and c.drafts:
                     c.drafts.follow(c.length, len(ids))
-                    self.drafter.remember(c.drafts, taps, c.length + torch.arange(len(ids), device=self.device))
+                    self.drafter.remember(c.drafts, taps, c.length)
             c.length += len(ids)
             return
         for i in range(0, len(ids), ROWS):
@@ -222,7 +223,7 @@ class CudaBackend:
 
             def enqueue() -> None:
                 if kind == "draft" and drafter:
-                    drafter.draft(cache, b.knobs, b.seed, self.pdl)
+                    drafter.draft(cache, b.knobs, b.seed)
                     return
                 if kind in ("exact", "verify"):
                     self.pass_.run(cache, workspace, kind == "verify", rows)
@@ -235,7 +236,7 @@ class CudaBackend:
                         drafter.remember_rows(cache)
                     b.finish_round(cache, "filtered" in kind, self.pdl)
                     if drafter and "drafted" in kind:
-                        drafter.draft(cache, b.knobs, b.seed, self.pdl)
+                        drafter.draft(cache, b.knobs, b.seed)
 
             cache.programs[kind, rows] = self._capture(cache, enqueue)
         return cache.programs[kind, rows]
