@@ -3,27 +3,31 @@
     python benchmarks/server_overhead.py [--write] [--pairs N]
 
 Limits: server-decode ratio >= 0.97 (tok/s of a stream over those in process), server-ttft < 3 ms more than in process,
-server-round at 4,000 tok/s, where the engine takes 2 ms for each round of 8 tokens, ratio >= 0.95.
+server-4000, where the engine takes 2 ms for each round of 8 tokens, ratio >= 0.95.
+
+SmolLM2 runs without drafts: each side would learn from the other's text, and their rounds would differ. The client is a
+process on the same cores that only receives; it reads what came once all has come.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
+import re
+import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
-from slipstream import LLM, SamplingParams
+from slipstream import LLM, SamplingParams, Session
 from slipstream.bench.results import Row, line, write
 from slipstream.serve.config import Config
 from slipstream.serve.run import SWITCH_S, make_server
@@ -32,132 +36,135 @@ PROMPT = [{"role": "user", "content": "Write a long story about a lighthouse kee
 TOKENS = 192
 FAST_TOKENS, FAST_ROUND_TOKENS, FAST_ROUND_S = 4096, 8, 0.002
 
+Timed = tuple[float, float]
+"""TTFT in seconds, and tok/s after the first arrival."""
+
 
 @contextmanager
-def served(llm: LLM) -> Iterator[int]:
-    """The port of a server for `llm` in a thread, as `slipstream serve` would run it."""
+def served(llm: LLM, drafter: str) -> Iterator[Callable[[int], Timed]]:
+    """Streams of so many tokens, from a server in a thread, run as `slipstream serve` would, to another process."""
     sys.setswitchinterval(SWITCH_S)
-    server, _ = make_server(llm, Config(port=0))
+    server, _ = make_server(llm, Config(port=0, drafter=drafter))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    command = [sys.executable, __file__, "--client", str(port)]
+    client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert client.stdin is not None
+    assert client.stdout is not None
+    asks, answers = client.stdin, client.stdout
+
+    def ask(tokens: int) -> Timed:
+        print(tokens, file=asks, flush=True)
+        ttft_s, rate = json.loads(answers.readline())
+        return ttft_s, rate
+
     try:
-        yield server.servers[0].sockets[0].getsockname()[1]
+        yield ask
     finally:
+        asks.close()
+        client.wait()
         server.should_exit = True
         thread.join()
 
 
-def over_http(port: int, tokens: int, asks: int = 1) -> list[tuple[float, float]]:
-    """(TTFT in seconds, tok/s after it) of streams, one after the other on one connection, timed where bytes arrive."""
-    link = http.client.HTTPConnection("127.0.0.1", port)
-    link.connect()
-    measured = [exchange(link, tokens) for _ in range(asks)]
-    link.close()
-    return measured
+def be_client(port: int) -> None:
+    """Ask for as many tokens as each line of standard input says, on one connection."""
+    with socket.create_connection(("127.0.0.1", port)) as link:
+        for text in sys.stdin:
+            print(json.dumps(over_http(link, int(text))), flush=True)
 
 
-def exchange(link: http.client.HTTPConnection, tokens: int) -> tuple[float, float]:
-    body = {
-        "model": "default", "messages": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
-        "stream": True, "stream_options": {"include_usage": True},
-    }  # fmt: skip
+def over_http(link: socket.socket, tokens: int) -> Timed:
+    body = json.dumps(
+        {
+            "model": "default", "messages": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+            "stream": True, "stream_options": {"include_usage": True},
+        }
+    )  # fmt: skip
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    arrived: list[tuple[float, bytes]] = []
     started = time.perf_counter()
-    link.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-    answer = link.getresponse()
+    link.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+    while not arrived or not arrived[-1][1].endswith(b"0\r\n\r\n"):
+        part = link.recv(1 << 16)
+        arrived.append((time.perf_counter(), part))
+        assert part, "the server left"
+    counts = [(at, sum(map(int, re.findall(rb'"tokens":(\d+)', part)))) for at, part in arrived]
+    told = [(at, count) for at, count in counts if count]
+    assert sum(count for _, count in told) == tokens, "not every token was told of, or an event came in two"
+    (first, first_tokens), (last, _) = told[0], told[-1]
+    return first - started, rate(tokens - first_tokens, last - first)
+
+
+def in_process(session: Session, tokens: int) -> Timed:
+    """The same of a stream of the engine."""
+    started = time.perf_counter()
     first = last = 0.0
-    first_tokens, events = 0, []
-    while text := answer.readline():
-        if not text.startswith(b"data: {"):
-            continue
+    first_tokens = 0
+    for chunk in session.stream_chat(PROMPT, SamplingParams(max_tokens=tokens, ignore_eos=True)):
         last = time.perf_counter()
-        events.append(text)
-        if not first and b'"tokens":' in text:
-            first, first_tokens = last, json.loads(text[6:])["slipstream"]["tokens"]
-        if b'"finish_reason":"length"' in text:
-            break
-    answer.read()
-    total = json.loads(events[-1][6:])["slipstream"]
-    assert total["rounds"]
-    return first - started, (tokens - first_tokens) / (last - first) if last > first else 0.0
+        if not first:
+            first, first_tokens = last, len(chunk.pieces)
+    return first - started, rate(tokens - first_tokens, last - first)
 
 
-def in_process(llm: LLM, tokens: int) -> tuple[float, float]:
-    """The same of a stream of the engine, in a session of its own."""
+def rate(tokens: int, seconds: float) -> float:
+    return tokens / seconds if seconds > 0 else 0.0
+
+
+def in_turns(llm: LLM, ask: Callable[[int], Timed], tokens: int, pairs: int) -> list[tuple[Timed, Timed]]:
+    """(server, engine) of streams, one after the other and first in turn, so that both see the same machine."""
+    measured = []
     with llm.session() as session:
-        started = time.perf_counter()
-        first = last = 0.0
-        first_tokens = 0
-        for chunk in session.stream_chat(PROMPT, SamplingParams(max_tokens=tokens, ignore_eos=True)):
-            last = time.perf_counter()
-            if not first:
-                first, first_tokens = last, len(chunk.pieces)
-        return first - started, (tokens - first_tokens) / (last - first)
-
-
-def client_process(port: int, tokens: int, asks: int = 1) -> list[tuple[float, float]]:
-    """`over_http` in a process of its own, so that reading does not hold this one's interpreter."""
-    code = f"import json, server_overhead as s; print(json.dumps(s.over_http({port}, {tokens}, {asks})))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-    )
-    return [(ttft, rate) for ttft, rate in json.loads(done.stdout)]
+        for i in range(-2, pairs):  # two that do not count: prompts are read, caches fill
+            if i % 2:
+                engine = in_process(session, tokens)
+                pair = ask(tokens), engine
+            else:
+                pair = ask(tokens), in_process(session, tokens)
+            measured.append(pair)
+    return measured[2:]
 
 
 def measure(pairs: int) -> list[Row]:
-    llm = LLM("smollm2", backend="cpu", context=2048)
-    server: list[tuple[float, float]] = []
-    engine: list[tuple[float, float]] = []
-    with served(llm) as port:
-        client_process(port, 16)
-        in_process(llm, 16)
-        for _ in range(pairs):  # one after the other, so that both see the same machine; the prompt is new to neither
-            engine.append(in_process(llm, TOKENS))
-            server += client_process(port, TOKENS)
-        added_ms = []
-        with llm.session() as session:
-            for _ in range(3):  # blocks of the two in turn: what else runs here changes slowly
-                ttft_cached(session)
-                own = [ttft_cached(session) for _ in range(pairs)]
-                over = [ttft for ttft, _ in client_process(port, 2, 1 + pairs)[1:]]
-                added_ms += [1e3 * (value - med(own)) for value in over]
-    fast_server, fast_engine = fast(max(3, pairs // 2))
-    return [
-        compared("server-decode", f"tok/s of a stream, SmolLM2, {TOKENS} tokens", rates(server), rates(engine)),
-        Row(
-            "server-ttft",
-            "added to the first token of a cached prompt, on an open connection",
-            round(med(added_ms), 3),
-            "ms",
-            samples=[round(value, 3) for value in added_ms],
-        ),
-        compared("server-4000", "tok/s of a stream whose rounds take 2 ms for 8 tokens", fast_server, fast_engine),
-    ]
-
-
-def ttft_cached(session: object) -> float:
-    started = time.perf_counter()
-    stream = session.stream_chat(PROMPT, SamplingParams(max_tokens=2, ignore_eos=True))  # type: ignore[attr-defined]
-    next(stream)
-    taken = time.perf_counter() - started
-    list(stream)
-    return taken
-
-
-def fast(count: int) -> tuple[list[float], list[float]]:
-    """tok/s at the pace of a GPU: every round waits on a device, and all its drafts are right."""
+    llm = LLM("smollm2", backend="cpu", context=2048, drafter="none")
+    with served(llm, "none") as ask:
+        decode = in_turns(llm, ask, TOKENS, pairs)
+        first = in_turns(llm, ask, 2, 4 * pairs)
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
     from fakes import fake_llm
 
     llm = fake_llm(PacedBackend(), drafter="auto", drafts=7, context=8192)
-    server, engine = [], []
-    with served(llm) as port:
-        client_process(port, 64)
-        for _ in range(count):
-            engine.append(in_process(llm, FAST_TOKENS)[1])
-            server += rates(client_process(port, FAST_TOKENS))
-    return server, engine
+    with served(llm, "auto") as ask:
+        fast = in_turns(llm, ask, FAST_TOKENS, max(3, pairs // 4))
+    added_ms = [1e3 * (ours[0] - engine[0]) for ours, engine in first]
+    return [
+        compared("server-decode", f"tok/s of a stream, SmolLM2 without drafts, {TOKENS} tokens", decode),
+        Row(
+            "server-ttft",
+            "added to the first token of a cached prompt, on an open connection",
+            round(statistics.median(added_ms), 3),
+            "ms",
+            samples=[round(value, 3) for value in added_ms],
+        ),
+        compared("server-4000", "tok/s of a stream whose rounds take 2 ms for 8 tokens", fast),
+    ]
+
+
+def compared(id: str, work: str, measured: list[tuple[Timed, Timed]]) -> Row:
+    """A row against the engine in process; the ratio is the median of the pairs'."""
+    ours, peer = ([timed[1] for timed in side] for side in zip(*measured, strict=True))
+    ratios = sorted(a / b for a, b in zip(ours, peer, strict=True))
+    middle, off = len(ratios) // 2, round(len(ratios) ** 0.5)  # in ranks: the median's 95% interval
+    low, high = ratios[max(0, middle - off)], ratios[min(middle + off, len(ratios) - 1)]
+    print(f"{id}: {len(ratios)} pairs, 95% interval of the ratio {low:.4f} to {high:.4f}")
+    med, samples = statistics.median, [round(value, 2) for value in ours]
+    return Row(
+        id, work, round(med(ours), 2), "tok/s", "in process", round(med(peer), 2), round(med(ratios), 4), samples
+    )
 
 
 class PacedBackend:
@@ -172,7 +179,6 @@ class PacedBackend:
         self._rows = np.full((VOCAB, VOCAB), -9.0, np.float32)
         for token in range(VOCAB):
             self._rows[token, 97 + (token - 96) % 26] = 9.0
-        self._next = 0.0
 
     def new_cache(self, capacity: int) -> object:
         from fakes import FakeCache
@@ -191,22 +197,10 @@ class PacedBackend:
         return 1
 
 
-def compared(id: str, work: str, ours: list[float], peer: list[float]) -> Row:
-    """A row against the engine in process; the ratio is the median of the pairs'."""
-    ratio = med([a / b for a, b in zip(ours, peer, strict=True)])
-    samples = [round(value, 2) for value in ours]
-    return Row(id, work, round(med(ours), 2), "tok/s", "in process", round(med(peer), 2), round(ratio, 4), samples)
-
-
-def rates(measured: list[tuple[float, float]]) -> list[float]:
-    return [rate for _, rate in measured]
-
-
-def med(values: list[float]) -> float:
-    return statistics.median(values)
-
-
 def main(options: SimpleNamespace) -> None:
+    if options.client:
+        be_client(options.client)
+        return
     rows = measure(options.pairs)
     for row in rows:
         print(line(row))
@@ -218,5 +212,6 @@ def main(options: SimpleNamespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--client", type=int, metavar="PORT", help=argparse.SUPPRESS)
     main(SimpleNamespace(**vars(parser.parse_args())))

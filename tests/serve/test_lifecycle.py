@@ -110,7 +110,7 @@ def test_an_answer_far_ahead_of_its_reader_is_ended(slow_llm):
         answer = await service.start(Ask(params, prompt=[1, 2, 3]), Client(None))
         while not answer.jobs[0].ended:
             await asyncio.sleep(0.01)
-        held = answer._queue.qsize()
+        held = len(answer._mail)
         with pytest.raises(ApiError, match="ahead of its reader"):
             [step async for step in answer.steps()]
         return held
@@ -265,3 +265,45 @@ def test_load_leaves_nothing_behind_and_changes_no_answer(model_fixture, request
 def resident_bytes() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
+
+
+def test_rounds_that_follow_closely_wake_their_reader_once_and_keep_their_events(slow_llm, monkeypatch):
+    from slipstream.serve.answers import Mailbox
+
+    wake, wakes = Mailbox.wake, []
+    monkeypatch.setattr(Mailbox, "wake", lambda self: (wakes.append(1), wake(self)))
+    call = {"max_tokens": 100, "stream": True, "extra_body": {"ignore_eos": True}}
+    told = {}
+    for delivery_s in (0.0, 0.5):
+        wakes.clear()
+        with serving(slow_llm, delivery_s=delivery_s, drafter="none") as running:
+            chunks = list(ask(running, **call))
+        tokens = [chunk.slipstream["tokens"] for chunk in chunks if getattr(chunk, "slipstream", None)]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        told[delivery_s] = (text, tokens, len(wakes))
+    (text, tokens, each), (same_text, same_tokens, few) = told[0.0], told[0.5]
+    assert (text, tokens) == (same_text, same_tokens)
+    assert sum(tokens) == 100
+    assert each == 101, "a round each, and the end"
+    assert few < 50
+
+
+def test_what_is_not_told_yet_is_told_before_another_stream_gets_the_machine(slow_llm):
+    with serving(slow_llm, delivery_s=60.0, drafter="none") as running:
+        lower = ask(running, max_tokens=400, stream=True, extra_body={"ignore_eos": True})
+        read = []
+        reader = threading.Thread(target=lambda: read.extend(lower))
+        reader.start()
+        scheduler = running.service.scheduler
+        while not (jobs := scheduler.streams()) or jobs[0].rounds < 20:
+            time.sleep(0.002)
+        fast = {"max_tokens": 400, "extra_body": {"ignore_eos": True, "service_tier": "ultrafast"}}
+        other = threading.Thread(target=lambda: ask(running, **fast))
+        other.start()
+        while len(scheduler.streams()) < 2:
+            time.sleep(0.002)
+        while len(read) < 20:
+            assert len(scheduler.streams()) == 2, "only told when it had the machine again"
+            time.sleep(0.002)
+        other.join()
+        reader.join()

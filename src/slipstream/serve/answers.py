@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -65,7 +66,7 @@ class Outcome:
     stop_sequence: str | None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Step:
     """What one round adds to choice `index`: whole deltas, and the tokens they and held-back text took.
 
@@ -109,6 +110,36 @@ class Usage:
     queue_s: float
 
 
+class Mailbox:
+    """From the device thread to one reader on the event loop: `put` what is new, `wake` the reader when it is time."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._items: deque[tuple[int, Chunk | Ended]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: tuple[int, Chunk | Ended]) -> None:
+        self._items.append(item)
+
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed, so nobody listens
+            self._loop.call_soon_threadsafe(self._woken)
+
+    def _woken(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> list[tuple[int, Chunk | Ended]]:
+        """All there is, once there is something."""
+        while not self._items:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        return [self._items.popleft() for _ in range(len(self._items))]
+
+
 class Answer:
     """The stream of a request. Iterate once; `cancel` frees the machine, whenever it is called."""
 
@@ -122,9 +153,8 @@ class Answer:
         client: Client,
     ) -> None:
         self.served, self._service, self._client = served, service, client
-        self._loop = asyncio.get_running_loop()
         self._traceparent = trace.parent.get()
-        self._queue: asyncio.Queue[tuple[int, Chunk | Ended]] = asyncio.Queue()
+        self._mail = Mailbox()
         self._parsers = parsers
         self._reasoning = 0
         self._told = [Counts() for _ in requests]
@@ -133,22 +163,20 @@ class Answer:
         for i, (request, grammar) in enumerate(zip(requests, grammars, strict=True)):
             self.jobs.append(
                 Job(
-                    served, request, self._teller(i), grammar, client.name,
+                    served, request, self._teller(i), self._mail.wake, grammar, client.name,
                     after=self.jobs[0] if i else None, deadline_s=service.config.limits.request_s,
                 )
             )  # fmt: skip
 
     def _teller(self, index: int) -> Any:
-        loop, put, lag = self._loop, self._queue.put_nowait, self._queue.qsize
-        most = self._service.config.limits.unread
+        mail, most = self._mail, self._service.config.limits.unread
 
         def tell(item: Chunk | Ended) -> None:
-            if lag() > most and self.jobs[index].error is None:  # what nobody reads is not piled up
+            if len(mail) > most and self.jobs[index].error is None:  # what nobody reads is not piled up
                 self.jobs[index].error = ApiError(
                     408, f"the answer is {most} rounds ahead of its reader; read faster", code="slow_reader"
                 )
-            with suppress(RuntimeError):  # the loop is closed, so nobody listens
-                loop.call_soon_threadsafe(put, (index, item))
+            mail.put((index, item))
 
         return tell
 
@@ -157,18 +185,23 @@ class Answer:
             if not job.ended:
                 self._service.scheduler.cancel(job)
 
-    async def steps(self) -> AsyncIterator[Step]:
-        """Raises ApiError where a choice fails. Leaving the loop early cancels."""
+    async def steps(self) -> AsyncIterator[list[Step]]:
+        """The steps of each delivery. Raises ApiError where a choice fails. Leaving the loop early cancels."""
         left = len(self.jobs)
+        error = None
         try:
-            while left:
-                index, item = await self._queue.get()
-                if isinstance(item, Ended):
-                    left -= 1
-                    if item.error and index not in self._cut:
-                        raise item.error
-                elif index not in self._cut:
-                    yield self._step(index, item)
+            while left and error is None:
+                steps = []
+                for index, item in await self._mail.take():
+                    if isinstance(item, Ended):
+                        left -= 1
+                        error = error or (item.error if index not in self._cut else None)
+                    elif index not in self._cut:
+                        steps.append(self._step(index, item))
+                if steps:
+                    yield steps
+            if error is not None:
+                raise error
         finally:
             self.cancel()
             self._bill()
@@ -355,11 +388,12 @@ async def collect(answer: Answer) -> list[tuple[list[Delta], list[TokenLogprob],
     deltas: list[list[Delta]] = [[] for _ in answer.jobs]
     logprobs: list[list[TokenLogprob]] = [[] for _ in answer.jobs]
     outcomes: dict[int, Outcome] = {}
-    async for step in answer.steps():
-        deltas[step.index] += step.deltas
-        logprobs[step.index] += step.logprobs
-        if step.outcome:
-            outcomes[step.index] = step.outcome
+    async for steps in answer.steps():
+        for step in steps:
+            deltas[step.index] += step.deltas
+            logprobs[step.index] += step.logprobs
+            if step.outcome:
+                outcomes[step.index] = step.outcome
     return [(merged(deltas[i]), logprobs[i], outcomes[i]) for i in range(len(deltas))]
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from slipstream.serve.answers import Answer, Outcome, Service, Usage, collect
+from slipstream.serve.answers import Answer, Outcome, Service, Step, Usage, collect
 from slipstream.serve.anthropic_fields import CountRequest, MessagesRequest
 from slipstream.serve.depends import AskingClient, Served, check_model
 from slipstream.serve.errors import ApiError
@@ -71,49 +71,44 @@ class MessageReply:
         }
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """A block opens when its first delta comes and closes when one of another kind does."""
-        start = self._usage(self._answer.usage()) | {"output_tokens": 0}
-        begun, open_block, number, held = False, None, -1, 0
+        events = self._events()
+        next(events)
         try:
-            async for step in self._answer.steps():
-                if not begun:
-                    begun = True  # with the first round, when the count of cached tokens is known
-                    start = self._usage(self._answer.usage()) | {"output_tokens": 0}
-                    yield event({"type": "message_start", "message": self._head | {"usage": start}}, "message_start")
-                held += step.tokens
-                for i, delta in enumerate(step.deltas):
-                    kind = _kind(delta)
-                    if isinstance(delta, CallStart) or kind != open_block:
-                        if open_block is not None:
-                            yield event({"type": "content_block_stop", "index": number}, "content_block_stop")
-                        open_block, number = kind, number + 1
-                        block = {"type": "content_block_start", "index": number, "content_block": _new_block(delta)}
-                        yield event(block, "content_block_start")
-                    if not isinstance(delta, CallStart):
-                        told = held if i == len(step.deltas) - 1 else 0
-                        own = {"tokens": told, "drafted": step.drafted, "accepted": step.accepted}
-                        part = {
-                            "type": "content_block_delta",
-                            "index": number,
-                            "delta": _delta(delta),
-                            "slipstream": own,
-                        }
-                        yield event(part, "content_block_delta")
-                        held -= told
-                if step.outcome:
-                    if open_block is not None:
-                        yield event({"type": "content_block_stop", "index": number}, "content_block_stop")
-                    usage = self._answer.usage()
-                    end = {
-                        "type": "message_delta",
-                        "delta": _ending(step.outcome),
-                        "usage": self._usage(usage),
-                        "slipstream": extension(self._answer, usage),
-                    }
-                    yield event(end, "message_delta")
-                    yield event({"type": "message_stop"}, "message_stop")
+            async for steps in self._answer.steps():
+                yield b"".join(event(one, one["type"]) for step in steps for one in events.send(step))
         except ApiError as error:
             yield event(error.anthropic(), "error")
+
+    def _events(self) -> Generator[list[dict[str, Any]], Step, None]:
+        """A block opens when its first delta comes and closes when one of another kind does."""
+        open_block, number, held = None, -1, 0
+        step = yield []
+        start = self._usage(self._answer.usage()) | {"output_tokens": 0}  # now the count of cached tokens is known
+        events: list[dict[str, Any]] = [{"type": "message_start", "message": self._head | {"usage": start}}]
+        while True:
+            held += step.tokens
+            for i, delta in enumerate(step.deltas):
+                kind = _kind(delta)
+                if isinstance(delta, CallStart) or kind != open_block:
+                    if open_block is not None:
+                        events.append({"type": "content_block_stop", "index": number})
+                    open_block, number = kind, number + 1
+                    events.append({"type": "content_block_start", "index": number, "content_block": _new_block(delta)})
+                if not isinstance(delta, CallStart):
+                    told = held if i == len(step.deltas) - 1 else 0
+                    own = {"tokens": told, "drafted": step.drafted, "accepted": step.accepted}
+                    part = {"type": "content_block_delta", "index": number, "delta": _delta(delta), "slipstream": own}
+                    events.append(part)
+                    held -= told
+            if step.outcome:
+                if open_block is not None:
+                    events.append({"type": "content_block_stop", "index": number})
+                usage = self._answer.usage()
+                end = {"delta": _ending(step.outcome), "usage": self._usage(usage)}
+                events.append({"type": "message_delta", **end, "slipstream": extension(self._answer, usage)})
+                events.append({"type": "message_stop"})
+            step = yield events
+            events = []
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
         """speed: `fast` only where the fast tier is what serves, and bills, this request."""

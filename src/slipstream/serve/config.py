@@ -106,6 +106,7 @@ class Config(_Settings):
     fallback: where an asked tier cannot be had, serve and bill `auto` even if the client did not opt in.
     cors: origins that browsers may call from. prompts_in_logs: write prompts to the log.
     prefill_slice: prompt tokens between two chances to change streams. quantum: rounds between them.
+    delivery_s: rounds that end sooner after the last delivery to their reader go with the next; 0 is each at once.
     """
 
     host: str = "127.0.0.1"
@@ -118,6 +119,7 @@ class Config(_Settings):
     prompts_in_logs: bool = False
     prefill_slice: Positive = 512
     quantum: Positive = 1
+    delivery_s: Share = 0.016
     temperature: Share = 1.0
     drafter: str = "auto"
     prices: Prices = Prices()

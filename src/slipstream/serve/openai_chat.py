@@ -188,14 +188,14 @@ class ChatReply:
         }
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """One event a round, which may hold several tokens; then what finished; then the usage, where asked for."""
+        """An event a round, which may hold several tokens; then what finished; then the usage, where asked for."""
         wants_usage = bool(self._body.stream_options and self._body.stream_options.include_usage)
         head = dumps(self._head | {"object": "chat.completion.chunk"} | ({"usage": None} if wants_usage else {}))[:-1]
         begun: set[int] = set()
         held = dict.fromkeys(range(len(self._answer.jobs)), 0)
         try:
-            async for step in self._answer.steps():
-                yield b"".join(self._events(step, head, begun, held))  # one write a round
+            async for steps in self._answer.steps():  # one write for each
+                yield b"".join(part for step in steps for part in self._events(step, head, begun, held))
             if wants_usage:
                 usage = self._answer.usage()
                 last = {"choices": [], "usage": usage_fields(usage), "slipstream": extension(self._answer, usage)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from slipstream.engine.request import TokenLogprob
 from slipstream.models.tokenizer import Tokenizer
-from slipstream.serve.answers import Answer, Ask, Service, Usage, collect, content_of
+from slipstream.serve.answers import Answer, Ask, Service, Step, Usage, collect, content_of
 from slipstream.serve.auth import Client
 from slipstream.serve.depends import AskingClient, Served, check_model
 from slipstream.serve.errors import ApiError, invalid
@@ -127,15 +127,8 @@ class TextReply:
         try:
             for answer, ask in zip(self._answers, self._asks, strict=True):
                 echo = dict.fromkeys(range(len(answer.jobs)), self._echo(ask))
-                async for step in answer.steps():
-                    text = echo.pop(step.index, "") + content_of(step.deltas)
-                    choice = {"index": first + step.index, "text": text, "logprobs": self._logprobs(step.logprobs)}
-                    if text or step.logprobs:
-                        own = {"tokens": step.tokens, "drafted": step.drafted, "accepted": step.accepted}
-                        yield event(self._head | {"choices": [choice | {"finish_reason": None}], "slipstream": own})
-                    if step.outcome:
-                        end = {"text": "", "logprobs": None, "finish_reason": step.outcome.reason}
-                        yield event(self._head | {"choices": [choice | end], "slipstream": extension(answer)})
+                async for steps in answer.steps():
+                    yield b"".join(part for step in steps for part in self._events(step, answer, first, echo))
                 first += len(answer.jobs)
             if wants_usage:
                 yield event(self._head | {"choices": [], "usage": self._usage()})
@@ -144,6 +137,17 @@ class TextReply:
             yield event(error.openai())
         finally:
             self.cancel()
+
+    def _events(self, step: Step, answer: Answer, first: int, echo: dict[int, str]) -> Iterator[bytes]:
+        """first: the number of the answer's first choice. echo: what choices begin with that no event told yet."""
+        text = echo.pop(step.index, "") + content_of(step.deltas)
+        choice = {"index": first + step.index, "text": text, "logprobs": self._logprobs(step.logprobs)}
+        if text or step.logprobs:
+            own = {"tokens": step.tokens, "drafted": step.drafted, "accepted": step.accepted}
+            yield event(self._head | {"choices": [choice | {"finish_reason": None}], "slipstream": own})
+        if step.outcome:
+            end = {"text": "", "logprobs": None, "finish_reason": step.outcome.reason}
+            yield event(self._head | {"choices": [choice | end], "slipstream": extension(answer)})
 
     def _echo(self, ask: Ask) -> str:
         if not self._body.echo or ask.prompt is None:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from slipstream.engine.request import TokenLogprob
-from slipstream.serve.answers import Answer, Outcome, Service, Usage
+from slipstream.serve.answers import Answer, Outcome, Service, Step, Usage
 from slipstream.serve.depends import AskingClient, Served, check_model
 from slipstream.serve.errors import ApiError
 from slipstream.serve.openai_fields import chat_logprobs, extension
@@ -102,18 +102,20 @@ async def delete(response_id: str, request: Request, client: AskingClient) -> di
 
 async def _encoded(reply: ResponseReply, keep: Any) -> AsyncIterator[bytes]:
     try:
-        async for one in reply.events():
-            if "response" in one and one["response"]["status"] in ("completed", "incomplete"):
-                keep(one["response"])
-            yield event(one, one["type"])
+        async for events in reply.events():
+            last = events[-1].get("response")
+            if last is not None and last["status"] in ("completed", "incomplete"):
+                keep(last)
+            yield b"".join(event(one, one["type"]) for one in events)
     except ApiError as error:
         failed = {"code": error.code or "server_error", "message": str(error), "param": error.param}
         yield event({"type": "error", "sequence_number": reply.count, **failed}, "error")
 
 
 async def _whole(reply: ResponseReply) -> dict[str, Any]:
-    told = [one async for one in reply.events()]
-    response: dict[str, Any] = told[-1]["response"]
+    async for events in reply.events():
+        last = events[-1]
+    response: dict[str, Any] = last["response"]
     return response
 
 
@@ -150,21 +152,24 @@ class ResponseReply:
             "incomplete_details": None,
         }
 
-    async def events(self) -> AsyncIterator[dict[str, Any]]:
-        for name in ("created", "in_progress"):
-            yield self._event(f"response.{name}", response=self._response("in_progress"))
-        async for step in self._answer.steps():
-            self._logprobs += step.logprobs
-            for i, delta in enumerate(step.deltas):
-                own = {"tokens": step.tokens, "drafted": step.drafted, "accepted": step.accepted} if i == 0 else None
-                for one in self._add(delta, own):
-                    yield one
-            if step.outcome:
-                status = "incomplete" if step.outcome.reason == "length" else "completed"
-                for one in self._close(status):
-                    yield one
-                usage = self._answer.usage()
-                yield self._event(f"response.{status}", response=self._response(status, usage, step.outcome))
+    async def events(self) -> AsyncIterator[list[dict[str, Any]]]:
+        """Those of each delivery."""
+        started = self._response("in_progress")
+        yield [self._event(f"response.{name}", response=started) for name in ("created", "in_progress")]
+        async for steps in self._answer.steps():
+            if events := [one for step in steps for one in self._events(step)]:
+                yield events
+
+    def _events(self, step: Step) -> Iterator[dict[str, Any]]:
+        self._logprobs += step.logprobs
+        for i, delta in enumerate(step.deltas):
+            own = {"tokens": step.tokens, "drafted": step.drafted, "accepted": step.accepted} if i == 0 else None
+            yield from self._add(delta, own)
+        if step.outcome:
+            status = "incomplete" if step.outcome.reason == "length" else "completed"
+            yield from self._close(status)
+            usage = self._answer.usage()
+            yield self._event(f"response.{status}", response=self._response(status, usage, step.outcome))
 
     def _event(self, type: str, **fields: Any) -> dict[str, Any]:
         self.count += 1

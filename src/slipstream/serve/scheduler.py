@@ -4,6 +4,9 @@ A step is a slice of a prompt or one round. Between steps nothing is in flight, 
 must and go on bit for bit: whoever has the highest rank gets every step, streams of equal rank take turns, and a cancel
 takes effect at the next step.
 
+Waking a reader takes a core from the engine for a part of a round, so rounds that follow a delivery closely go with the
+next: within `Config.delivery_s` and a round, and at once where the device turns to something else.
+
 It knows nothing about HTTP: a `Job` delivers chunks, then one `Ended`, to whoever made it.
 """
 
@@ -34,6 +37,9 @@ log = logging.getLogger("slipstream.serve")
 DEVICE_QUANTUM = 16
 """Rounds between two changes of stream on a backend that works rounds ahead, which a change throws away."""
 
+SWEEP_S = 0.02
+"""Between two looks at the deadlines."""
+
 _number = count(1)
 
 
@@ -46,11 +52,15 @@ class Ended:
 
 @dataclass(eq=False)
 class Job:
-    """One stream: its request, whom to tell, and what happened so far. Times are of `time.perf_counter`, in seconds."""
+    """One stream: its request, whom to tell, and what happened so far. Times are of `time.perf_counter`, in seconds.
+
+    deliver: takes what is new, which its reader may look at once `wake` was called.
+    """
 
     served: Served
     request: Request
     deliver: Callable[[Chunk | Ended], None]
+    wake: Callable[[], None]
     grammar: Filter | None = None
     client: str = ""
     after: Job | None = None
@@ -60,6 +70,7 @@ class Job:
     started: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
+    woken: float = 0.0
     cached_tokens: int = 0
     ready: int = 0
     tokens: int = 0
@@ -121,6 +132,9 @@ class Scheduler:
         self._by_rank = sorted(config.tiers, key=lambda name: -config.tiers[name].rank)
         self._turn: Job | None = None
         self._turn_left = 0
+        self._untold: Job | None = None  # its reader was not woken since its last delivery
+        self._news = False  # streams came, are to go, or went
+        self._sweep_at = 0.0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
         self._thread.start()
@@ -145,13 +159,13 @@ class Scheduler:
                     )  # fmt: skip
             for job in jobs:
                 self._waiting[job.served.name].append(job)
-            self._changed.notify()
+            self._tell_device()
 
     def cancel(self, job: Job) -> None:
         """Nobody listens any more: free what the stream holds, at the next step."""
         with self._changed:
             job.cancelled = True
-            self._changed.notify()
+            self._tell_device()
 
     def finish(self, job: Job) -> None:
         """The client has all that it asked for: as `cancel`, but counted as done."""
@@ -166,7 +180,7 @@ class Scheduler:
                 job.error = job.error or ApiError(
                     503, "the server is shutting down; go on elsewhere from the text so far", code="draining"
                 )
-            self._changed.notify()
+            self._tell_device()
 
     def load(self) -> dict[str, tuple[int, int]]:
         """tier -> (running, waiting)."""
@@ -182,8 +196,12 @@ class Scheduler:
         self.hand_back()
         with self._changed:
             self._closing = True
-            self._changed.notify()
+            self._tell_device()
         self._thread.join()
+
+    def _tell_device(self) -> None:
+        self._news = True
+        self._changed.notify()
 
     # ---- the device thread ----
 
@@ -197,6 +215,9 @@ class Scheduler:
                 gone = self._sweep()
                 job = self._next()
                 finished = job is None and self._closing
+            if self._untold is not None and self._untold is not job:
+                self._untold.wake()
+                self._untold = None
             for ended in gone:
                 self._end(ended)
             if finished:
@@ -212,7 +233,11 @@ class Scheduler:
 
     def _sweep(self) -> list[Job]:
         """Take out what was cancelled, failed or took too long, and admit who waits."""
-        now, gone = time.perf_counter(), []
+        now = time.perf_counter()
+        gone: list[Job] = []
+        if not self._news and now < self._sweep_at:
+            return gone
+        self._news, self._sweep_at = False, now + SWEEP_S
         for name, tier in self.config.tiers.items():
             for queue in (self._waiting[name], self._active[name]):
                 for job in [j for j in queue if j.cancelled or j.error or now - j.arrived > j.deadline_s]:
@@ -229,6 +254,8 @@ class Scheduler:
         last = self._turn
         for name in self._by_rank:
             queue = self._active[name]
+            if not queue:
+                continue
             if last in queue and self._turn_left > 0:
                 self._turn_left -= 1
                 return last
@@ -256,6 +283,7 @@ class Scheduler:
         if done:
             with self._changed:
                 self._active[job.served.name].remove(job)
+                self._news = True
             self._end(job)
 
     def _advance(self, job: Job, now: float) -> bool:
@@ -280,6 +308,12 @@ class Scheduler:
         job.count(chunk)
         self._measure(job, chunk, before)
         job.deliver(chunk)
+        self._news |= job.error is not None  # its reader is too slow
+        if chunk.completion is not None or job.last_token - job.woken >= self.config.delivery_s:
+            job.wake()
+            job.woken, self._untold = job.last_token, None
+        else:
+            self._untold = job
         return chunk.completion is not None
 
     def _prefill(self, job: Job, first: bool = False) -> None:
@@ -292,14 +326,12 @@ class Scheduler:
         job.ready = upto - 1
 
     def _measure(self, job: Job, chunk: Chunk, before: float) -> None:
-        name, m = job.served.name, self.metrics
-        m.rounds.labels(name).inc()
-        m.drafted.labels(name).inc(chunk.drafted)
-        m.accepted.labels(name).inc(chunk.accepted)
+        sums = self.metrics.tiers[job.served.name]
+        sums.add(chunk.drafted, chunk.accepted)
         if before:
-            m.token_s.labels(name).observe((job.last_token - before) / (1 + chunk.accepted))
+            sums.observe((job.last_token - before) / (1 + chunk.accepted))
         else:
-            m.ttft_s.labels(name).observe(job.ttft_s)
+            self.metrics.ttft_s.labels(job.served.name).observe(job.ttft_s)
 
     def _end(self, job: Job) -> None:
         if job.ended:
@@ -321,3 +353,4 @@ class Scheduler:
             name, "error" if job.error else "cancelled" if job.cancelled and not job.enough else "done"
         ).inc()
         job.deliver(Ended(job.error))
+        job.wake()
