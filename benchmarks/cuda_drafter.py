@@ -1,6 +1,7 @@
 """The block drafter in the GPU round: `python benchmarks/cuda_drafter.py --model M.gguf (--smoke | --drafter FOLDER)`.
 
---smoke: random weights of the shipped drafter's shape: same tokens as without, device time, kernels a draft.
+--smoke: random weights of the shipped drafter's shape: same tokens as without, device time of a draft and of each of
+its kernels, share of the round.
 --drafter: the same with a trained one, then decoding of held-out prompts with and without it in turns, end to end
 (prefill and host included), tokens compared. --out: a results file, written after every stage.
 """
@@ -60,6 +61,26 @@ def random_drafter(spec: Any) -> BlockDrafterWeights:
     return BlockDrafterWeights(Path(), config, tensors, np.arange(config.draft_vocab, dtype=np.int32))
 
 
+def recorded(run: Callable[[], None]) -> list[tuple[str, Callable[[], None]]]:
+    """The kernels that `run` has the drafter launch, by name, each to be launched by itself."""
+    names = ("block_rows", "norm_qkv", "attention", "attention_projection", "gate_up", "projection", "head",
+             "candidates", "markov", "fuse")  # fmt: skip
+    calls: list[tuple[str, Callable[[], None]]] = []
+
+    def note(name: str, kernel: Callable[..., None]) -> Callable[..., None]:
+        return lambda *args, **options: calls.append((name, lambda: kernel(*args, **options)))
+
+    real = {name: getattr(device_drafter, name) for name in names}
+    for name, kernel in real.items():
+        setattr(device_drafter, name, note(name, kernel))
+    try:
+        run()
+    finally:
+        for name, kernel in real.items():
+            setattr(device_drafter, name, kernel)
+    return calls
+
+
 class Bench:
     def __init__(self, checkpoint: Checkpoint, drafter: BlockDrafterWeights, prompts: int, tokens: int, repeats: int):
         self.checkpoint, self.prompts, self.tokens, self.repeats = checkpoint, prompts, tokens, repeats
@@ -94,7 +115,7 @@ class Bench:
         cache, b = self._cache(), self.backend.buffers
         drafter = self.backend.drafter
         assert drafter is not None
-        draft = graph_us(lambda: drafter.draft(cache, b.knobs, b.seed, False), 17, 20)
+        draft = graph_us(lambda: drafter.draft(cache, b.knobs, b.seed), 17, 20)
         row("draft-cuda-draft", f"a draft of {DRAFTS} tokens, window full", draft, "us")
         remember = graph_us(lambda: drafter.remember_rows(cache), 17, 20)
         row("draft-cuda-remember", "keys and values of a round's rows", remember, "us")
@@ -114,13 +135,20 @@ class Bench:
         cache, b = self._cache(), self.backend.buffers
         drafter = self.backend.drafter
         assert drafter is not None
+        calls = recorded(lambda: drafter.draft(cache, b.knobs, b.seed))
+        calls += recorded(lambda: drafter.remember_rows(cache))
+        before = 0.0
+        for i, (name, call) in enumerate(calls):
+            alone = statistics.median(graph_us(call, 17, 20))
+            upto = statistics.median(graph_us(lambda i=i: [c() for _, c in calls[: i + 1]], 17, 20))  # type: ignore
+            print(f"  {name:21} {alone:6.1f} us alone, {upto - before:6.1f} us more in the chain", flush=True)
+            before = upto
+        print(f"{len(calls)} kernels a round, remembering included", flush=True)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            drafter.draft(cache, b.knobs, b.seed, False)
+            drafter.draft(cache, b.knobs, b.seed)
             torch.cuda.synchronize()
         ran = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-        for event in ran:
-            print(f"  {event.device_time:6.1f} us {event.name[:70]}", flush=True)
-        print(f"{len(ran)} kernels a draft", flush=True)
+        print(f"{len(ran)} kernels a draft, as the profiler saw them: {sorted({e.name[:40] for e in ran})}", flush=True)
         cache.close()
 
     def speed(self, task: Task) -> None:
