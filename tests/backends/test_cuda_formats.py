@@ -48,13 +48,13 @@ def backend(format, spec=None, **options):
 
 @formats
 def test_codes_are_near_the_values_and_unpack_to_what_they_stand_for(format):
-    x = torch.randn(40, 352, device=DEVICE) * torch.rand(40, 1, device=DEVICE)
+    x = torch.randn(64, 352, device=DEVICE) * torch.rand(64, 1, device=DEVICE)
     q = quantise(x, format)
-    assert q.shape == (40, 352)
+    assert q.shape == (64, 352)
     assert (q.double() - x).norm() / x.norm() < ERRORS[format]
     assert torch.equal(dense(q), q.double().half())
     assert torch.equal(torch.cat([m.double() for m in q.chunk(2)]), q.double())
-    assert torch.equal(q[torch.tensor([3, 1])].double(), q.double()[[3, 1]])
+    assert torch.equal(q[16:].double(), q.double()[16:])
 
 
 @formats

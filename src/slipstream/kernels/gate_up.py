@@ -24,10 +24,10 @@ def kernel(h, norm, gate, gate_scales, up, up_scales, out, N, eps, K: tl.constex
            PDL: tl.constexpr):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    features = tl.program_id(0) * 16 + tl.arange(0, 16)
+    first = tl.program_id(0) * 16
     rows = tl.arange(0, R)
-    g = weight_tile(gate, gate_scales, features, 0, K, FORMAT, GROUP, TYPE, BK, PARTS)
-    u = weight_tile(up, up_scales, features, 0, K, FORMAT, GROUP, TYPE, BK, PARTS)
+    g = weight_tile(gate, gate_scales, first, N, 0, K, FORMAT, GROUP, TYPE, BK, PARTS, 16)
+    u = weight_tile(up, up_scales, first, N, 0, K, FORMAT, GROUP, TYPE, BK, PARTS, 16)
     scale = row_tile(norm, rows * 0, 0, K, BK, PARTS)
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -37,8 +37,8 @@ def kernel(h, norm, gate, gate_scales, up, up_scales, out, N, eps, K: tl.constex
     sums, zero = ones(x, FORMAT, 16), tl.zeros((PARTS, R, 16), tl.float32)
     acc_g, acc_u = multiply(x, g, sums, zero, FORMAT), multiply(x, u, sums, zero, FORMAT)
     for k0 in tl.range(BK, K, BK, num_stages=2):
-        g = weight_tile(gate, gate_scales, features, k0, K, FORMAT, GROUP, TYPE, BK, PARTS)
-        u = weight_tile(up, up_scales, features, k0, K, FORMAT, GROUP, TYPE, BK, PARTS)
+        g = weight_tile(gate, gate_scales, first, N, k0, K, FORMAT, GROUP, TYPE, BK, PARTS, 16)
+        u = weight_tile(up, up_scales, first, N, k0, K, FORMAT, GROUP, TYPE, BK, PARTS, 16)
         x = row_tile(h, rows, k0, K, BK, PARTS)
         square += tl.sum(tl.sum(x * x, 2), 0)
         x = (x * row_tile(norm, rows * 0, k0, K, BK, PARTS)).to(TYPE)
@@ -48,6 +48,7 @@ def kernel(h, norm, gate, gate_scales, up, up_scales, out, N, eps, K: tl.constex
     rms = tl.rsqrt(square / K + eps)[:, None]
     a, b = tl.sum(acc_g, 0) * rms, tl.sum(acc_u, 0) * rms
     y = a / (1 + tl.exp(-a)) * b
+    features = first + tl.arange(0, 16)
     tl.store(out + rows[:, None] * N + features[None, :], y.to(out.dtype.element_ty))
 
 

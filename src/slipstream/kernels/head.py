@@ -23,10 +23,9 @@ def kernel(h, norm, w, scales, out, N, eps, BN: tl.constexpr, K: tl.constexpr, B
            PDL: tl.constexpr):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    features = tl.program_id(0) * BN + tl.arange(0, BN)
-    inside = tl.minimum(features, N - 1)
+    first = tl.program_id(0) * BN
     rows = tl.arange(0, R)
-    w_tile = weight_tile(w, scales, inside, 0, K, FORMAT, GROUP, TYPE, BK, PARTS)
+    w_tile = weight_tile(w, scales, first, N, 0, K, FORMAT, GROUP, TYPE, BK, PARTS, BN)
     scale = row_tile(norm, rows * 0, 0, K, BK, PARTS)
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -35,12 +34,13 @@ def kernel(h, norm, w, scales, out, N, eps, BN: tl.constexpr, K: tl.constexpr, B
     x = (x * scale).to(TYPE)
     acc = multiply(x, w_tile, ones(x, FORMAT, BN), tl.zeros((PARTS, R, BN), tl.float32), FORMAT)
     for k0 in tl.range(BK, K, BK, num_stages=2):
-        w_tile = weight_tile(w, scales, inside, k0, K, FORMAT, GROUP, TYPE, BK, PARTS)
+        w_tile = weight_tile(w, scales, first, N, k0, K, FORMAT, GROUP, TYPE, BK, PARTS, BN)
         x = row_tile(h, rows, k0, K, BK, PARTS)
         square += tl.sum(tl.sum(x * x, 2), 0)
         x = (x * row_tile(norm, rows * 0, k0, K, BK, PARTS)).to(TYPE)
         acc = multiply(x, w_tile, ones(x, FORMAT, BN), acc, FORMAT)
     y = tl.sum(acc, 0) * tl.rsqrt(square / K + eps)[:, None]
+    features = first + tl.arange(0, BN)
     tl.store(out + rows[:, None] * N + features[None, :], y, mask=(features < N)[None, :])
 
 

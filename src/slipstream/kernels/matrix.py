@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from slipstream.kernels.formats import FP8, INT4, PLAIN, Matrix, Quantised
+from slipstream.kernels.formats import FP8, INT4, PLAIN, Matrix, Quantised, tiling
 from slipstream.kernels.launch import columns, dot, launch
 
 PLAIN_: tl.constexpr = tl.constexpr(PLAIN)
@@ -24,11 +24,10 @@ TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: t
 
 def tile(matrix: Matrix) -> dict[str, Any]:
     """How kernels take a matrix, as their constants: columns of a tile, the parts that warps sum, format, group."""
-    k = matrix.shape[1]
     format, group = (matrix.format, matrix.group) if isinstance(matrix, Quantised) else (PLAIN, 1)
-    bk = triton.next_power_of_2(k) if k <= 1024 else 512
-    parts = max(1, min(8, bk // 16)) if format in (PLAIN, FP8) else bk // 32
-    return {"K": k, "BK": bk, "PARTS": parts, "FORMAT": format, "GROUP": group, "TYPE": TYPES[matrix.dtype]}
+    columns, parts = tiling(format, matrix.shape[1])
+    return {"K": matrix.shape[1], "BK": columns, "PARTS": parts, "FORMAT": format, "GROUP": group,
+            "TYPE": TYPES[matrix.dtype]}  # fmt: skip
 
 
 def operands(matrix: Matrix) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,33 +54,42 @@ def pairs(word, J: tl.constexpr, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def weight_tile(w, scales, features, k0, K, FORMAT: tl.constexpr, GROUP: tl.constexpr, TYPE: tl.constexpr,
-                BK: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
-    """Rows `features` of a matrix (N, K), columns k0.., as (PARTS, BK / PARTS, features) of TYPE, with the factor and
-    the addend (PARTS, 1, features) of the codes; a plain one's are 1 and 0."""
+def weight_tile(w, scales, first, N, k0, K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
+                TYPE: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, F: tl.constexpr):  # fmt: skip
+    """F features of a matrix (N, K) from `first`, columns k0.., as (PARTS, BK / PARTS, F) of TYPE, with the factor and
+    the addend (PARTS, 1, F) of the codes; a plain one's are 1 and 0. Features past N repeat the last."""
     PART: tl.constexpr = BK // PARTS
-    N: tl.constexpr = features.shape[0]
-    row = features.to(tl.int64)
-    if FORMAT <= FP8_:
+    features = tl.minimum(first + tl.arange(0, F), N - 1).to(tl.int64)
+    if FORMAT == PLAIN_:
         k = columns(k0, BK, PARTS)
-        x = tl.load(w + row[None, None, :] * K + k[:, :, None], mask=(k < K)[:, :, None], other=0)
+        x = tl.load(w + features[None, None, :] * K + k[:, :, None], mask=(k < K)[:, :, None], other=0.0)
+    else:
+        LOW: tl.constexpr = 8 if PARTS > 8 else PARTS
+        HIGH: tl.constexpr = PARTS // LOW
+        SIZE: tl.constexpr = BK * (16 if FORMAT == FP8_ else 2)  # bytes or words of 16 features
+        tiles = tl.minimum(first // 16 + tl.arange(0, F // 16), (N - 1) // 16).to(tl.int64)
+        i = tl.arange(0, SIZE)
+        at = w + (tiles[:, None] * tl.cdiv(K, BK) + k0 // BK) * SIZE + i[None, :]
+        whole: tl.constexpr = K % BK == 0
+        there = None if whole else (k0 + i // (SIZE // LOW) * PART < K)[None, :]
+        x = tl.load(at, mask=there, other=None if whole else 0)
         if FORMAT == FP8_:
             x = x.to(tl.float8e4nv, bitcast=True).to(tl.float16)
-    else:
-        k = columns(k0 // 8, BK // 8, PARTS)
-        word = tl.load(w + row[None, None, :] * (K // 8) + k[:, :, None], mask=(k < K // 8)[:, :, None], other=0)
-        word = word.to(tl.uint32, bitcast=True)
-        x = tl.join(
-            tl.join(pairs(word, 0, FORMAT), pairs(word, 2, FORMAT)),
-            tl.join(pairs(word, 1, FORMAT), pairs(word, 3, FORMAT)),
-        )  # (PARTS, PART / 8, N, half, j / 2, j % 2)
-        x = tl.reshape(tl.permute(x, (0, 1, 4, 5, 3, 2)), (PARTS, PART, N))
+            x = tl.reshape(x, (F // 16, LOW, 8, 4, HIGH, 2, PART // 16, 4))
+            x = tl.permute(x, (4, 1, 6, 3, 7, 0, 5, 2))
+        else:
+            x = x.to(tl.uint32, bitcast=True)
+            x = tl.join(
+                tl.join(pairs(x, 0, FORMAT), pairs(x, 2, FORMAT)), tl.join(pairs(x, 1, FORMAT), pairs(x, 3, FORMAT))
+            )  # (tiles, SIZE, half, j / 2, j % 2)
+            x = tl.reshape(x, (F // 16, LOW, 8, 4, HIGH, 2, 2, 2, 2))
+            x = tl.permute(x, (4, 1, 7, 3, 8, 6, 0, 5, 2))
+        x = tl.reshape(x, (PARTS, PART, F))
     factor, addend = 1.0, 0.0
     if FORMAT != PLAIN_:
-        first = k0 + tl.arange(0, PARTS) * PART
-        group = first // GROUP
-        at = row[None, None, :] * tl.cdiv(K, GROUP) + group[:, None, None]
-        there = (first < K)[:, None, None]
+        start = k0 + tl.arange(0, PARTS) * PART
+        at = features[None, None, :] * tl.cdiv(K, GROUP) + (start // GROUP)[:, None, None]
+        there = (start < K)[:, None, None]
         if FORMAT == FP8_:
             factor = tl.load(scales + at, mask=there, other=0.0)
         elif FORMAT == INT4_:
@@ -97,7 +105,9 @@ def weight_tile(w, scales, features, k0, K, FORMAT: tl.constexpr, GROUP: tl.cons
 def ones(x, FORMAT: tl.constexpr, N: tl.constexpr):
     """Sums of x (PARTS, rows, columns) over columns, as many times as there are features; only int4 asks."""
     if FORMAT == INT4_:
-        return dot(x, tl.full((x.shape[0], x.shape[2], N), 1.0, x.dtype))
+        half = tl.full((x.shape[0], x.shape[2] // 2, N), 1.0, x.dtype)
+        one = tl.permute(tl.join(half, half), (0, 1, 3, 2))  # joined, as codes are, so that x takes one form for both
+        return dot(x, tl.reshape(one, (x.shape[0], x.shape[2], N)))
     else:
         return 0.0
 
@@ -118,9 +128,9 @@ def multiply(x, tile, sums, acc, FORMAT: tl.constexpr):
 @triton.jit
 def dense_kernel(w, scales, out, N, K: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, FORMAT: tl.constexpr,
                  GROUP: tl.constexpr, TYPE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    features, k0 = tl.program_id(0) * 16 + tl.arange(0, 16), tl.program_id(1) * BK
-    x, factor, addend = weight_tile(w, scales, tl.minimum(features, N - 1), k0, K, FORMAT, GROUP, TYPE, BK, PARTS)
-    k = columns(k0, BK, PARTS)
+    first, k0 = tl.program_id(0) * 16, tl.program_id(1) * BK
+    x, factor, addend = weight_tile(w, scales, first, N, k0, K, FORMAT, GROUP, TYPE, BK, PARTS, 16)
+    k, features = columns(k0, BK, PARTS), first + tl.arange(0, 16)
     at = out + features[None, None, :].to(tl.int64) * K + k[:, :, None]
     y = x.to(tl.float32) * factor + addend
     tl.store(at, y.to(out.dtype.element_ty), mask=(k < K)[:, :, None] & (features < N)[None, None, :])

@@ -69,12 +69,14 @@ def kernel(h, norm, w, scales, bias, q_norm, k_norm, cos_sin, q, keys, values, s
         tl.extra.cuda.gdc_launch_dependents()
     programs: tl.constexpr = D // 2 // HALF
     head = tl.program_id(0) // programs
+    first = head * D + tl.program_id(0) % programs * HALF
     j = tl.program_id(0) % programs * HALF + tl.arange(0, HALF)
     low, high = head * D + j, head * D + D // 2 + j
+    N: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     rows = tl.arange(0, R)
 
-    w_low = weight_tile(w, scales, low, 0, K, FORMAT, GROUP, TYPE, BK, PARTS)
-    w_high = weight_tile(w, scales, high, 0, K, FORMAT, GROUP, TYPE, BK, PARTS)
+    w_low = weight_tile(w, scales, first, N, 0, K, FORMAT, GROUP, TYPE, BK, PARTS, HALF)
+    w_high = weight_tile(w, scales, first + D // 2, N, 0, K, FORMAT, GROUP, TYPE, BK, PARTS, HALF)
     scale = row_tile(norm, rows * 0, 0, K, BK, PARTS)
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -84,8 +86,8 @@ def kernel(h, norm, w, scales, bias, q_norm, k_norm, cos_sin, q, keys, values, s
     sums, zero = ones(x, FORMAT, HALF), tl.zeros((PARTS, R, HALF), tl.float32)
     acc_low, acc_high = multiply(x, w_low, sums, zero, FORMAT), multiply(x, w_high, sums, zero, FORMAT)
     for k0 in tl.range(BK, K, BK, num_stages=2):
-        w_low = weight_tile(w, scales, low, k0, K, FORMAT, GROUP, TYPE, BK, PARTS)
-        w_high = weight_tile(w, scales, high, k0, K, FORMAT, GROUP, TYPE, BK, PARTS)
+        w_low = weight_tile(w, scales, first, N, k0, K, FORMAT, GROUP, TYPE, BK, PARTS, HALF)
+        w_high = weight_tile(w, scales, first + D // 2, N, k0, K, FORMAT, GROUP, TYPE, BK, PARTS, HALF)
         x = row_tile(h, rows, k0, K, BK, PARTS)
         square += tl.sum(tl.sum(x * x, 2), 0)
         x = (x * row_tile(norm, rows * 0, k0, K, BK, PARTS)).to(TYPE)

@@ -60,30 +60,30 @@ def kernel(x, lse, w, scales, h, state, N, window, MERGE: tl.constexpr, D: tl.co
            TYPE: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    features = tl.program_id(0) * 16 + tl.arange(0, 16)
+    first = tl.program_id(0) * 16
     rows = tl.arange(0, R)
-    w_tile = weight_tile(w, scales, features, 0, K, FORMAT, GROUP, TYPE, BK, PARTS)
+    w_tile = weight_tile(w, scales, first, N, 0, K, FORMAT, GROUP, TYPE, BK, PARTS, 16)
     if PDL:
         tl.extra.cuda.gdc_wait()
     run = tl.load(state + RUN_ROWS_)
     live = tl.minimum(rows, tl.maximum(run - 1, 0))  # rows that do not run repeat one that does
     start = tl.load(state + START_)
-    first, last = tl.maximum(start - window + 1, 0) // SPLIT, tl.cdiv(start + tl.maximum(run, 1), SPLIT)
+    begin, end = tl.maximum(start - window + 1, 0) // SPLIT, tl.cdiv(start + tl.maximum(run, 1), SPLIT)
     if MERGE:
-        x_tile = merged_tile(x, lse, live, 0, K, first, last, D, BK, PARTS, R)
+        x_tile = merged_tile(x, lse, live, 0, K, begin, end, D, BK, PARTS, R)
     else:
         x_tile = row_tile(x, live, 0, K, BK, PARTS)
     x_tile = x_tile.to(TYPE)
     acc = multiply(x_tile, w_tile, ones(x_tile, FORMAT, 16), tl.zeros((PARTS, R, 16), tl.float32), FORMAT)
     for k0 in tl.range(BK, K, BK, num_stages=2):
-        w_tile = weight_tile(w, scales, features, k0, K, FORMAT, GROUP, TYPE, BK, PARTS)
+        w_tile = weight_tile(w, scales, first, N, k0, K, FORMAT, GROUP, TYPE, BK, PARTS, 16)
         if MERGE:
-            x_tile = merged_tile(x, lse, live, k0, K, first, last, D, BK, PARTS, R)
+            x_tile = merged_tile(x, lse, live, k0, K, begin, end, D, BK, PARTS, R)
         else:
             x_tile = row_tile(x, live, k0, K, BK, PARTS)
         x_tile = x_tile.to(TYPE)
         acc = multiply(x_tile, w_tile, ones(x_tile, FORMAT, 16), acc, FORMAT)
-    at = h + rows[:, None] * N + features[None, :]
+    at = h + rows[:, None] * N + first + tl.arange(0, 16)[None, :]
     mask = (rows < run)[:, None]
     tl.store(at, tl.load(at, mask=mask) + tl.sum(acc, 0), mask=mask)
 

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from slipstream.errors import BackendError
-from slipstream.kernels.formats import FORMATS, FP8, MXFP4, Matrix, Quantised, quantise, stacked, words
+from slipstream.kernels.formats import FORMATS, FP8, MXFP4, Matrix, Quantised, coded, quantise, stacked
 from slipstream.models.spec import ModelSpec, Rope, WeightTensor
 from slipstream.models.tensors import BlockScaled
-
 
 WEIGHTS = ("auto", "bf16", *FORMATS)
 
@@ -95,28 +94,28 @@ def repacked(tensor: WeightTensor, name: str, device: torch.device, dtype: torch
     if format == FP8 and isinstance(tensor, BlockScaled) and tensor.block == group:
         scales = torch.from_numpy(tensor.scales.float32()).to(device).repeat_interleave(group, 0)
         codes = torch.from_numpy(tensor.raw()).to(device)
-        return Quantised(format, group, codes, scales[: len(codes)].contiguous(), dtype)
+        return coded(codes, scales[: len(codes)].contiguous(), format, group, dtype)
     head = {"Q4_0": 2, "Q4_1": 4, "MXFP4": 1}.get(tensor.format, 0)  # bytes of a block before its 32 values
     if not head or group != 32 or (format == MXFP4) != (head == 1):
         return None
     stored = torch.from_numpy(tensor.raw()).to(device)
     blocks = stored.view(len(stored), -1, head + 16)
     values = blocks[:, :, head:]  # first halves in the low nibbles
-    codes = words(torch.cat([values & 15, values >> 4], 2).flatten(1))
+    codes = torch.cat([values & 15, values >> 4], 2).flatten(1)
     if format == MXFP4:
-        return Quantised(format, group, codes, blocks[:, :, 0].contiguous(), dtype)
+        return coded(codes, blocks[:, :, 0].contiguous(), format, group, dtype)
     scales = blocks[:, :, :head].contiguous().view(torch.float16)
     if tensor.format == "Q4_0":
         scales = torch.cat([scales, -8 * scales], 2)
-    return Quantised(format, group, codes, scales, dtype)
+    return coded(codes, scales, format, group, dtype)
 
 
 def load(spec: ModelSpec, tensors: Mapping[str, WeightTensor] | None, device: torch.device,
          dtype: torch.dtype = torch.float16, seed: int = 0, format: str = "plain") -> Weights:  # fmt: skip
     """Weights of `tensors`, or, where None, random ones of the same shapes.
 
-    format: of the linear layers, "plain" or one of `kernels.formats.FORMATS`; what the file has in it is taken as it is.
-    The head is then FP8, and the embedding is plain. Raises BackendError where weights exceed `dtype` or do not divide.
+    format: of the linear layers, "plain" or one of `kernels.formats.FORMATS`; what the file has in it is taken as it
+    is. The head is then FP8, and the embedding is plain. Raises BackendError where weights exceed `dtype` or do not divide.
     """
     generator = torch.Generator(device).manual_seed(seed)
     shapes = spec.tensor_shapes()
@@ -135,9 +134,9 @@ def load(spec: ModelSpec, tensors: Mapping[str, WeightTensor] | None, device: to
         return torch.randn(shapes[name], generator=generator, device=device, dtype=dtype).mul_(scale)
 
     def linear(*names: str, format: str = format) -> Matrix:
-        return stacked([matrix(name) if format == "plain" else coded(name, format) for name in names])
+        return stacked([matrix(name) if format == "plain" else narrowed(name, format) for name in names])
 
-    def coded(name: str, format: str) -> Quantised:
+    def narrowed(name: str, format: str) -> Quantised:
         if tensors is None:
             return quantise(matrix(name), format, dtype)
         as_it_is = repacked(tensors[name], format, device, dtype)
@@ -171,5 +170,5 @@ def load(spec: ModelSpec, tensors: Mapping[str, WeightTensor] | None, device: to
     elif not narrow:
         head = embed
     else:
-        head = quantise(embed, "fp8", dtype) if tensors is None else coded("embed", "fp8")
+        head = quantise(embed, "fp8", dtype) if tensors is None else narrowed("embed", "fp8")
     return Weights(embed, layers, norm("final_norm"), head)
