@@ -24,9 +24,10 @@ from slipstream.train import loop, target  # noqa: E402
 from slipstream.train.data import Text, draft_vocabulary, read_prompts  # noqa: E402
 from slipstream.train.drafter import Drafter  # noqa: E402
 from slipstream.train.export import write_config, write_weights  # noqa: E402
+from slipstream.train.judge import by_place, right  # noqa: E402
 from slipstream.train.loop import Recipe, train_drafter  # noqa: E402
 
-RECIPE = Recipe(steps=30, batch=4, anchors=8, lr=3e-3, warmup=2, calibrated=64, save_every=10, layers=1, draft_vocab=64,
+RECIPE = Recipe(steps=30, batch=40, lr=3e-3, warmup=2, calibrated=64, save_every=10, layers=1, draft_vocab=64,
                 markov_rank=32, candidates=4, window=16)  # fmt: skip
 
 
@@ -112,13 +113,13 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(checkpoint, tmp_path):
     whole.steps(lambda *args: None)
 
     def cut(stage, done, total):
-        if done == 17:
+        if done == 25:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_of(checkpoint, tmp_path / "b.pt").steps(cut)
     again = run_of(checkpoint, tmp_path / "b.pt")
-    assert len(again.steps(lambda *args: None)) == 20  # from the state at step 10
+    assert len(again.steps(lambda *args: None)) == 10  # from the state at step 20
     for a, b in zip(whole.drafter.parameters(), again.drafter.parameters(), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -128,7 +129,14 @@ def test_the_confidence_head_alone_learns_from_calibration(checkpoint, tmp_path)
     n, hidden = 32, checkpoint.spec.hidden
     rows = torch.randn(3, n, hidden, requires_grad=True)
     loss, right = loop.calibration(
-        run.drafter, rows[0], rows[1], rows[2].detach(), run.vocab, run.weights.head, torch.arange(n) % 2 == 0
+        run.drafter,
+        rows[0],
+        rows[1],
+        rows[2].detach(),
+        run.vocab,
+        run.weights.head,
+        torch.arange(n) % 2 == 0,
+        torch.ones(n),
     )
     loss.backward()
     moved = {name for name, p in run.drafter.named_parameters() if p.grad is not None}
@@ -151,7 +159,7 @@ def test_a_written_drafter_loads_with_its_weights(checkpoint, tmp_path):
 def test_the_command_trains_resumes_and_changes_no_token(path, checkpoint, tmp_path):
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Say {i}"}) + "\n" for i in range(4)))
     files = ["--data", str(tmp_path / "prompts.jsonl"), "--out", str(tmp_path / "out")]
-    sizes = "--steps 3 --batch 2 --max-tokens 24 --layers 1 --draft-vocab 64 --json"
+    sizes = "--steps 3 --batch 64 --max-tokens 24 --layers 1 --draft-vocab 64 --json"
     args = ["train-drafter", str(path), *files, *sizes.split()]
     done = CliRunner().invoke(app, args, catch_exceptions=False)
     assert json.loads(done.stdout)["steps"] == 3
@@ -162,6 +170,37 @@ def test_the_command_trains_resumes_and_changes_no_token(path, checkpoint, tmp_p
     assert (tmp_path / "out" / "responses.jsonl").read_text() == answers
     load_block_drafter(tmp_path / "out", checkpoint.spec, checkpoint.tensors)
     assert all(check.passed for check in verify(path, drafter=str(tmp_path / "out"), quick=True))
+
+
+def test_a_run_on_prompts_of_its_own_is_judged_by_answers_it_did_not_learn_from(path, tmp_path):
+    lines = (json.dumps({"prompt": f"Say {i}"}) + "\n" for i in range(loop.HELD_OUT))
+    (tmp_path / "p.jsonl").write_text("".join(lines))
+    shown = []
+    trained = train_drafter(
+        str(path), tmp_path / "p.jsonl", tmp_path / "out", replace(RECIPE, steps=2), own=3, max_tokens=12,
+        progress=lambda stage, done, total: shown.append(stage),
+    )  # fmt: skip
+    assert {"prompts of its own", "answers"} <= set(shown)
+    assert len(trained.held) == 7
+    assert all(0 <= share <= 1 for share in trained.held)
+    told = json.loads((tmp_path / "out" / "config.json").read_text())["acceptance"]
+    assert told == {"held out": 1 + sum(trained.held)}
+
+
+def test_guesses_count_while_all_before_them_are_right():
+    class Fixed:
+        config = type("Config", (), {"candidates": 2})
+
+        def markov(self, y, before):
+            return y, None
+
+    head = torch.eye(4)  # of the draft vocabulary: tokens 10, 11, 12, 13
+    vocab, embed = torch.arange(10, 14), torch.zeros(20, 4)
+    y = head[torch.tensor([[1, 2, 3], [1, 0, 3]])]
+    truth = torch.tensor([[11, 12, 10], [11, 12, 13]])
+    found = right(Fixed(), y, torch.tensor([5, 6]), truth, embed, vocab, head)
+    assert found.tolist() == [[True, True, False], [True, False, False]]
+    assert by_place([(found, torch.ones_like(found))]) == [1.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"prompt": 5}', '{"messages": "hi"}', ""])

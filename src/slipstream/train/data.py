@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,17 @@ from slipstream.engine.request import SamplingParams
 from slipstream.engine.session import user_message
 from slipstream.errors import RequestError
 from slipstream.models.checkpoint import Checkpoint
+from slipstream.train.respond import Wish
 
 TEMPERATURES = (0.0, 0.8)
+OWN_TOKENS, OWN_LEAST, OWN_HEAT = 200, 12, 0.8
+"""Of a prompt by the target itself: tokens at most, characters at least, temperature."""
+FIRST = 64
+"""Prompts that answers of an earlier run are compared with."""
+
+Progress = Callable[[str, int, int], None]
+Writer = Callable[[Iterator[Wish]], Iterator[tuple[int, npt.NDArray[np.int32]]]]
+"""Writes (index, prompt and answer) of every wish, in any order."""
 
 
 @dataclass(frozen=True)
@@ -61,39 +70,89 @@ def read_prompts(path: Path) -> list[list[dict[str, Any]]]:
     return found
 
 
-def answer(checkpoint: Checkpoint, backend: str, prompts: Sequence[list[dict[str, Any]]], file: Path, max_tokens: int,
-           progress: Callable[[str, int, int], None]) -> list[Text]:  # fmt: skip
-    """The target's answers, of at most `max_tokens` each, appended to `file` as they come; those in it are kept.
-
-    Raises RequestError where those are answers to other prompts.
-    """
-    texts = _kept(file)[: len(prompts)]
+def wishes(checkpoint: Checkpoint, prompts: Sequence[list[dict[str, Any]]], max_tokens: int,
+           skip: Container[int] = ()) -> Iterator[Wish]:  # fmt: skip
+    """For every prompt that is not skipped an answer of at most `max_tokens`; even ones are greedy."""
     t = checkpoint.tokenizer
-    for text, messages in zip(texts, prompts, strict=False):
-        if text.tokens[: text.prompt].tolist() != t.encode(t.render_chat(messages, add_generation_prompt=True)):
+    for i, messages in enumerate(prompts):
+        if i not in skip:
+            tokens = t.encode(t.render_chat(messages, add_generation_prompt=True))
+            yield Wish(i, tokens, len(tokens) + max_tokens, TEMPERATURES[i % 2])
+
+
+def own_prompts(checkpoint: Checkpoint, writer: Writer, count: int, seed: int,
+                progress: Progress) -> list[list[dict[str, Any]]]:  # fmt: skip
+    """Up to `count` users' turns that the target makes up itself from the beginning of one (Magpie, arXiv:2406.08464).
+
+    Turns that do not end, or are the same as another, are left out.
+    """
+    t, mark = checkpoint.tokenizer, "Hi"
+    before, found, after = t.render_chat([{"role": "user", "content": mark}]).partition(mark)
+    if not (found and after):
+        raise RequestError("the chat template hides where a user's turn begins; give --data alone")
+    start, turns = t.encode(before), set[str]()
+    for done, (_, tokens) in enumerate(
+        writer(Wish(i, start, len(start) + OWN_TOKENS, OWN_HEAT) for i in range(count)), 1
+    ):
+        if tokens[-1] in t.eos_token_ids:
+            turns.add(t.decode(tokens[len(start) : -1].tolist()).strip())
+        if done % 256 == 0 or done == count:
+            progress("prompts of its own", done, count)
+    kept = sorted(turn for turn in turns if len(turn) >= OWN_LEAST)
+    np.random.default_rng(seed).shuffle(kept)
+    return [[{"role": "user", "content": turn}] for turn in kept]
+
+
+def answer(checkpoint: Checkpoint, writer: Writer, prompts: Sequence[list[dict[str, Any]]], file: Path,
+           max_tokens: int, progress: Progress) -> list[Text]:  # fmt: skip
+    """The target's answers, of at most `max_tokens` each, in the order of the prompts; kept in `file` as they come.
+
+    Raises RequestError where answers in it are to other prompts.
+    """
+    texts = _kept(file)
+    for wish in wishes(checkpoint, prompts[:FIRST], max_tokens):
+        if wish.index in texts and texts[wish.index].tokens[: len(wish.tokens)].tolist() != wish.tokens:
             raise RequestError(f"{file} holds answers to other prompts; choose another --out")
-    if len(texts) == len(prompts):
-        return texts
-    with LLM(checkpoint, backend=backend) as llm, file.open("a", encoding="utf-8") as out:
-        for i in range(len(texts), len(prompts)):
-            tokens = llm.chat_tokens(prompts[i])
-            params = SamplingParams(max_tokens=max_tokens, temperature=TEMPERATURES[i % 2], seed=i)
-            said = llm.generate(tokens, params).token_ids
-            out.write(json.dumps({"tokens": [*tokens, *said], "prompt": len(tokens)}) + "\n")
-            out.flush()
-            texts.append(Text(np.array([*tokens, *said], np.int32), len(tokens)))
-            progress("answers", i + 1, len(prompts))
-    return texts
+    asked: dict[int, int] = {}  # tokens of a prompt
+
+    def noted() -> Iterator[Wish]:
+        for wish in wishes(checkpoint, prompts, max_tokens, texts):
+            asked[wish.index] = len(wish.tokens)
+            yield wish
+
+    with file.open("a", encoding="utf-8") as out:
+        for index, tokens in writer(noted()):
+            texts[index] = Text(tokens, asked[index])
+            row = {"index": index, "tokens": tokens.tolist(), "prompt": asked[index]}
+            out.write(json.dumps(row, separators=(",", ":")) + "\n")
+            if len(texts) % 64 == 0 or len(texts) == len(prompts):
+                out.flush()
+                progress("answers", len(texts), len(prompts))
+    return [texts[i] for i in range(len(prompts))]
 
 
-def _kept(file: Path) -> list[Text]:
-    """Whole lines of an earlier run; half a line at the end is removed."""
+def engine_writer(checkpoint: Checkpoint, backend: str) -> Writer:
+    """Answers by the engine, one text at a time."""
+
+    def write(wishes: Iterator[Wish]) -> Iterator[tuple[int, npt.NDArray[np.int32]]]:
+        with LLM(checkpoint, backend=backend) as llm:
+            for wish in wishes:
+                params = SamplingParams(max_tokens=wish.most - len(wish.tokens), temperature=wish.temperature,
+                                        seed=wish.index)  # fmt: skip
+                said = llm.generate(wish.tokens, params).token_ids
+                yield wish.index, np.array([*wish.tokens, *said], np.int32)
+
+    return write
+
+
+def _kept(file: Path) -> dict[int, Text]:
+    """Whole lines of an earlier run by their prompt's index; half a line at the end is removed."""
     if not file.is_file():
-        return []
+        return {}
     whole = file.read_text(encoding="utf-8").rpartition("\n")[0]
     file.write_text(whole + "\n" if whole else "", encoding="utf-8")
-    rows = [json.loads(line) for line in whole.splitlines()]
-    return [Text(np.array(row["tokens"], np.int32), row["prompt"]) for row in rows]
+    rows = map(json.loads, whole.splitlines())
+    return {row["index"]: Text(np.array(row["tokens"], np.int32), row["prompt"]) for row in rows}
 
 
 def draft_vocabulary(texts: Sequence[Text], size: int, vocab: int) -> npt.NDArray[np.int32]:

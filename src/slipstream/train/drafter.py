@@ -52,24 +52,19 @@ class Drafter(nn.Module):
         masks = self.tensor("mask_embedding").expand(b, count, rows - 1, -1)
         x = torch.cat([anchors[:, :, None], masks], 2).flatten(1, 2)  # (b, anchors * rows, hidden)
         positions = (at[:, :, None] + torch.arange(rows, device=device)).flatten(1)
-        own = torch.arange(count, device=device).repeat_interleave(rows)
         back = at.repeat_interleave(rows, 1)[:, :, None] - torch.arange(n, device=device)
-        seen = (back > 0) & (back <= (c.window or n))
-        mask = torch.cat([seen, (own[:, None] == own).expand(b, -1, -1)], 2)[:, None]
+        unseen = ((back <= 0) | (back > (c.window or n)))[:, None, None]  # (b, 1, 1, anchors * rows, n)
         inverse = c.rope_theta ** (-torch.arange(c.head_dim // 2, device=device) * 2 / c.head_dim)
-        q_turn = _angles(positions, inverse)
-        k_turn = _angles(torch.cat([torch.arange(n, device=device).expand(b, n), positions], 1), inverse)
+        turn, context_turn = _angles(positions, inverse), _angles(torch.arange(n, device=device)[None], inverse)
         for i in range(c.layers):
             w = {name: self.tensor(f"layers.{i}.{name}.weight") for name in LAYER}
             a = F.rms_norm(x, x.shape[2:], w["input_norm"], c.norm_eps)
-            keys = torch.cat([context, a], 1)
-            q, k, v = (
-                F.linear(t, w[s]).view(b, t.shape[1], -1, c.head_dim) for t, s in ((a, "q"), (keys, "k"), (keys, "v"))
-            )
-            q, k = (rotate(t, *angles).to(v.dtype) for t, angles in ((q, q_turn), (k, k_turn)))
-            o = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask,
-                                               enable_gqa=True)  # fmt: skip
-            x = x + F.linear(o.transpose(1, 2).flatten(2), w["o"])
+            heads = {s: torch.unflatten(F.linear(a, w[s]), 2, (-1, c.head_dim)) for s in "qkv"}
+            far = {s: torch.unflatten(F.linear(context, w[s]), 2, (-1, c.head_dim)) for s in "kv"}
+            dtype = heads["v"].dtype
+            q, k = (rotate(heads[s], *turn).to(dtype) for s in "qk")
+            o = _attention(q, k, heads["v"], rotate(far["k"], *context_turn).to(dtype), far["v"], unseen, rows)
+            x = x + F.linear(o, w["o"])
             h = F.rms_norm(x, x.shape[2:], w["post_norm"], c.norm_eps)
             x = x + F.linear(F.silu(F.linear(h, w["gate"])) * F.linear(h, w["up"]), w["down"])
         return F.rms_norm(x, x.shape[2:], self.tensor("norm.weight"), c.norm_eps).view(b, count, rows, -1)
@@ -89,6 +84,22 @@ class Drafter(nn.Module):
 
 
 LAYER = ("input_norm", "post_norm", "q", "k", "v", "o", "gate", "up", "down")
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, unseen: Tensor, rows: int) -> Tensor:
+    """q (b, m, heads, d), k and v (b, m, kv_heads, d) of blocks of `rows` each; far_k, far_v (b, n, kv_heads, d) of the
+    context, of which `unseen` is masked -> (b, m, heads * d). Query heads of a KV head are folded into its rows."""
+    kv_heads, d = k.shape[2:]
+    q = torch.unflatten(q * d**-0.5, 2, (kv_heads, -1)).permute(0, 2, 3, 1, 4)  # (b, kv, group, m, d)
+    distant = q @ far_k.permute(0, 2, 3, 1)[:, :, None]
+    own_k, own_v = (torch.unflatten(t, 1, (-1, rows)).permute(0, 3, 1, 2, 4)[:, :, None] for t in (k, v))
+    near = torch.unflatten(q, 3, (-1, rows)) @ own_k.transpose(4, 5)  # (b, kv, group, blocks, rows, rows)
+    with torch.autocast(q.device.type, enabled=False):
+        scores = torch.cat([distant.masked_fill(unseen, -torch.inf), near.flatten(3, 4)], -1).softmax(-1)
+    distant, near = torch.split(scores, [far_k.shape[1], rows], -1)
+    o = (torch.unflatten(near, 3, (-1, rows)) @ own_v).flatten(3, 4)
+    o = o + distant @ far_v.permute(0, 2, 1, 3)[:, :, None]
+    return o.permute(0, 3, 1, 2, 4).flatten(2)
 
 
 def _angles(positions: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:

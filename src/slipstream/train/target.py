@@ -21,7 +21,7 @@ def run(spec: ModelSpec, weights: Weights, tokens: Tensor, taps: Sequence[int]) 
     kept = []
     back = torch.arange(n, device=tokens.device)[:, None] - torch.arange(n, device=tokens.device)
     windows = {layer.attention.window for layer in spec.layers}
-    masks = {window: (back >= 0) & (back < (window or n)) for window in windows}
+    masks = {window: (back >= 0) & (back < window) if window else None for window in windows}
     for i, (layer, w) in enumerate(zip(spec.layers, weights.layers, strict=True)):
         a = layer.attention
         x = F.rms_norm(h, h.shape[2:], w.attention_norm, spec.norm_eps).to(dtype)
@@ -34,8 +34,8 @@ def run(spec: ModelSpec, weights: Weights, tokens: Tensor, taps: Sequence[int]) 
         cos, sin = w.cos_sin[:n, None].unbind(2)  # (n, 1, d / 2)
         q, k = rotate(q, cos, sin).to(dtype), rotate(k, cos, sin).to(dtype)
         o = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                                           attn_mask=masks[a.window], scale=a.softmax_scale,
-                                           enable_gqa=a.heads != a.kv_heads)  # fmt: skip
+                                           attn_mask=masks[a.window], is_causal=not a.window,
+                                           scale=a.softmax_scale, enable_gqa=a.heads != a.kv_heads)  # fmt: skip
         h = h + F.linear(o.transpose(1, 2).flatten(2), w.o)
         x = F.rms_norm(h, h.shape[2:], w.ffn_norm, spec.norm_eps).to(dtype)
         gate, up = F.linear(x, w.gate_up).chunk(2, -1)
