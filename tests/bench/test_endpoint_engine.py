@@ -15,6 +15,7 @@ from slipstream.bench.endpoint_figures import figures
 from slipstream.bench.endpoint_questions import Plan
 from slipstream.bench.endpoint_run import measure
 from slipstream.bench.endpoint_summary import summarize
+from slipstream.bench.model_costs import load_model
 from slipstream.bench.stream_clock import EndpointError
 from slipstream.cli.bench_serve import command
 from slipstream.errors import BackendError
@@ -48,15 +49,18 @@ def test_drafting_puts_several_tokens_into_a_chunk_and_changes_no_count() -> Non
     assert suffix.tokens_per_chunk > none.tokens_per_chunk
 
 
-def test_the_command_measures_the_engine_of_a_checkpoint(tiny_gguf: Path) -> None:
+def test_the_command_measures_the_engine_of_a_checkpoint(tiny_gguf: Path, tmp_path: Path) -> None:
     options = ["--requests", "2", "--warmup", "1", "--max-tokens", "8", "--stops", "forced", "--json"]
     address = f"engine:{tiny_gguf}?backend=cpu&threads=1"
     try:
         open_engine(address)
     except BackendError as error:
         pytest.skip(str(error))
+    options += ["--out", str(tmp_path / "run.jsonl")]
     shown = CliRunner().invoke(command, ["--url", address, *options], catch_exceptions=False)
     assert json.loads(shown.stdout)["output_tokens"] == 16
+    header = json.loads((tmp_path / "run.jsonl").read_text().splitlines()[0])
+    assert header["endpoints"][0]["parameters"] == load_model(str(tiny_gguf)).total_params  # for `bench frontier`
 
 
 @pytest.mark.parametrize("query", ["drafter", "speed=9", "threads=many"])

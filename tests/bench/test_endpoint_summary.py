@@ -21,6 +21,7 @@ class Fake:
     tier: str | None = None
     tokenizer = None
     count_locally = False
+    parameters = None
 
     def __init__(self, name: str, gaps_s: Sequence[float], **answer: object) -> None:
         self.name = self.server = name

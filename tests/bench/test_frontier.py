@@ -12,8 +12,10 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_server import ScriptedServer, plain
 
 from slipstream.bench.frontier import FrontierError, Kind, Point, pareto, published, read_points, write_charts
+from slipstream.cli.bench_serve import command as serve_command
 from slipstream.cli.frontier import command
 from slipstream.cli.plan import command as plan_command
 
@@ -68,6 +70,62 @@ def test_a_plan_becomes_a_predicted_point(tmp_path: Path) -> None:
     assert predicted.tokens_per_s == json.loads(planned)["prediction"]["tokens_per_s"]
     assert predicted.parameters == pytest.approx(309e9, rel=0.01)
     assert "of the floor" in predicted.source
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    """What `bench serve --out` writes of two endpoints: `unknown`, and `known`, which says it is Llama 8B."""
+    path, script = tmp_path / "served.jsonl", plain(["one ", "two ", "three "], gap_s=0.02, first_s=0.01, tokens=3)
+    with ScriptedServer(script) as one, ScriptedServer(script) as two:
+        options = ["--url", one.url, "--url", two.url, "--name", "unknown", "--name", "known", "--model", "scripted"]
+        options += ["--model", "llama-8b", "--requests", "2", "--warmup", "1", "--stops", "natural", "--out", str(path)]
+        assert CliRunner().invoke(serve_command, options, catch_exceptions=False).exit_code == 0
+    return path
+
+
+def test_what_bench_serve_wrote_becomes_measured_points(served: Path) -> None:
+    summaries = [line for line in map(json.loads, served.read_text().splitlines()) if line["kind"] == "summary"]
+    points = read_points(served, {"unknown": 70e9})
+    assert [(p.name, p.kind) for p in points] == [("unknown", "measured"), ("known", "measured")]
+    assert [p.parameters for p in points] == [70e9, pytest.approx(8.03e9, rel=0.01)]
+    assert [p.tokens_per_s for p in points] == [s["decode_tokens_per_s"]["p50"]["value"] for s in summaries]
+    assert all(p.source.startswith("slipstream bench serve on 2") for p in points)
+
+
+def test_the_command_draws_what_bench_serve_wrote_and_asks_for_a_size_it_lacks(served: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    lacking = CliRunner().invoke(command, [str(served), "--out", str(tmp_path / "x")])
+    assert isinstance(lacking.exception, FrontierError)
+    assert "unknown is not known; say it with --parameters" in str(lacking.exception)
+    sized = ["--parameters", "unknown=0.07T", "--no-published", "--out", str(tmp_path / "x")]
+    assert CliRunner().invoke(command, [str(served), *sized], catch_exceptions=False).exit_code == 0
+    assert "median of 2 answers with natural stops" in (tmp_path / "x.html").read_text()
+
+
+def test_no_point_is_made_of_a_refused_rate_or_of_a_run_that_did_not_end(served: Path) -> None:
+    lines = [json.loads(line) for line in served.read_text().splitlines()]
+    served.write_text("\n".join(json.dumps(line) for line in lines[:4]))
+    with pytest.raises(FrontierError, match="did not end"):
+        read_points(served, {"": 1e9})
+    refused = next(line for line in lines if line["kind"] == "summary")
+    refused |= {"decode_tokens_per_s": None, "refusals": {"the server sent no usage": 2}}
+    served.write_text(json.dumps(refused))
+    with pytest.raises(FrontierError, match=":1: unknown has no decode rate: the server sent no usage"):
+        read_points(served, {"": 1e9})
+
+
+def test_one_endpoint_is_one_point_though_both_kinds_of_stop_were_measured(served: Path) -> None:
+    lines = [json.loads(line) for line in served.read_text().splitlines()]
+    forced = [line | {"stops": "forced", "answers": 9} for line in lines if line["kind"] == "summary"]
+    served.write_text("\n".join(map(json.dumps, [*lines, *forced])))
+    assert ["natural" in p.note for p in read_points(served, {"": 1e9})] == [True, True]
+
+
+def test_a_plan_that_does_not_fit_its_machine_is_no_point(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    results.write_text(CliRunner().invoke(plan_command, ["kimi-k2.6", "--json"]).output)
+    with pytest.raises(FrontierError, match="does not fit on h200"):
+        read_points(results)
 
 
 @pytest.mark.parametrize(

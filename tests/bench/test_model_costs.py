@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from slipstream.bench.hardware import load_hardware
 from slipstream.bench.model_costs import PlanError, described_models, from_config, load_model
-from slipstream.bench.plan import Setup, pass_bytes
+from slipstream.bench.plan import Setup, pass_bytes, plan
 from slipstream.models.checkpoint import list_models
 
 transformers = pytest.importorskip("transformers")
@@ -100,15 +103,61 @@ def test_quantization_of_the_config_decides_the_dtypes() -> None:
         ({"hidden_size": None}, "lacks hidden_size"),
         ({"hidden_size": -4}, "expected a positive integer"),
         ({"layer_types": ["linear_attention"] * 3}, "linear_attention"),
-        ({"layer_types": ["full_attention"]}, "1 layer kinds for 3 layers"),
+        ({"layer_types": ["full_attention"]}, "1 layer_types for 3 layers"),
         ({"num_experts": 4, "num_experts_per_tok": 8}, "8 of 4 experts"),
         ({"quantization_config": {"quant_method": "magic"}}, "magic"),
         ({"dtype": "float3"}, "float3"),
+        ({"quantization_config": "fp8"}, "quantization_config='fp8'; expected an object"),
+        ({"layer_types": "full_attention"}, "expected a list"),
+        ({"num_hidden_layers": 10**9}, "fewer than 10,000"),
+        ({"text_config": {"vocab_size": None}}, "lacks num_hidden_layers"),
+        ({"n_layer": 3, "num_hidden_layers": None}, "lacks num_hidden_layers; .* keys of Llama"),
     ],
 )
 def test_bad_configs_are_named_in_the_error(config: dict[str, object], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         from_config(TINY | config, "broken")
+
+
+JUNK = st.sampled_from([None, 0, -1, 1.5, True, 10**30, "x", "", [], [1], [None] * 3, ["x"] * 3, {}, {"a": 1}])
+SPARSE = TINY | {"num_experts": 4, "num_experts_per_tok": 2, "moe_layer_freq": [0, 1, 1], "n_shared_experts": 1}
+LATENT = SPARSE | dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim"), 16)
+LATENT |= {"v_head_dim": 8, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 8, "index_topk_freq": 2}
+MORE = ("layer_types", "hybrid_layer_pattern", "mlp_layer_types", "mlp_only_layers", "decoder_sparse_step", "dtype")
+MORE += ("text_config", "quantization_config", "indexer_types", "index_skip_topk_offset", "first_k_dense_replace")
+MORE += ("sliding_window", "max_window_layers", "use_sliding_window", "model_type", "tie_word_embeddings")
+QUANTIZATION = st.dictionaries(
+    st.sampled_from(["quant_method", "bits", "load_in_4bit", "config_groups", "modules_to_not_convert", "ignore"]), JUNK
+)
+
+
+@given(
+    st.sampled_from([TINY, SPARSE, LATENT]),
+    st.sampled_from(["llama", "qwen3", "gpt_oss", "naive_n05_flash", "new_thing"]),
+    st.dictionaries(st.sampled_from([*LATENT, *MORE]), JUNK, max_size=3),
+    QUANTIZATION,
+)
+def test_a_config_is_costed_or_refused_whatever_it_holds(
+    config: dict[str, object], family: str, odd: dict[str, object], quantization: dict[str, object]
+) -> None:
+    try:
+        costs = from_config(config | {"model_type": family, "quantization_config": quantization} | odd, "odd")
+        floor_s = plan(costs, load_hardware("h200"), Setup(context=1)).floor_s
+    except PlanError:
+        return  # any other error fails
+    assert floor_s > 0
+
+
+@pytest.mark.parametrize("wrapper", ["text_config", "llm_config", "language_config"])
+def test_a_language_model_nested_in_a_multimodal_config_costs_what_it_costs_alone(wrapper: str) -> None:
+    alone = from_config(TINY | {"model_type": "llama", "dtype": "float16"}, "x")
+    assert from_config({"model_type": "see", "dtype": "float16", wrapper: TINY | {"model_type": "llama"}}, "x") == alone
+
+
+def test_an_unknown_family_is_read_by_its_keys_and_said_to_be() -> None:
+    costs = from_config(TINY | {"model_type": "new_thing"}, "x")
+    assert costs.total_params == from_config(TINY | {"model_type": "llama"}, "x").total_params
+    assert "'new_thing' is not one the package knows" in " ".join(costs.notes)
 
 
 def test_a_gguf_header_costs_what_its_file_holds() -> None:

@@ -119,6 +119,7 @@ class Endpoint(Protocol):
 
     name: for tables. server: what may share a cache with others of the same. tier: the one asked for. tokenizer: the
     model's, where there is one to check counts with. count_locally: with it, where the server sends no usage.
+    parameters: of the model, where they are known.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Endpoint(Protocol):
     tier: str | None
     tokenizer: Tokenizer | None
     count_locally: bool
+    parameters: int | None
 
     def ask(self, question: Question) -> Answer:
         """Raises EndpointError where no whole answer comes."""
@@ -150,6 +152,7 @@ class HttpEndpoint:
     name: str = ""
     tokenizer: Tokenizer | None = field(default=None, repr=False)
     count_locally: bool = False
+    parameters: int | None = None
 
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")

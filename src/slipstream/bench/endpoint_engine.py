@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from slipstream.bench.endpoint import Answer, Counters, Question, Speculation, TokenChunk, Tokenizer, Usage
+from slipstream.bench.model_costs import known_parameters
 from slipstream.bench.stream_clock import EndpointError, now_ns
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class EngineEndpoint:
     tier: str | None = None
     tokenizer: Tokenizer | None = None
     count_locally: bool = False
+    parameters: int | None = None
 
     def __post_init__(self) -> None:
         self.server = f"engine {id(self.llm)}"
@@ -87,4 +89,4 @@ def open_engine(address: str) -> EngineEndpoint:
             f"{address!r}: cannot use {error}; an engine takes {', '.join(OPTIONS)}, as in engine:smollm2?drafter=none"
         ) from None
     llm = LLM(model, **options)
-    return EngineEndpoint(llm, name=address, tokenizer=llm.tokenizer)
+    return EngineEndpoint(llm, name=address, tokenizer=llm.tokenizer, parameters=known_parameters(model))

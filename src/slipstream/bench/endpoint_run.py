@@ -79,7 +79,7 @@ def header(endpoints: Sequence[Endpoint], plan: Plan) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "client": describe_machine(),
         "versions": versions("slipstream-llm", "h11", "numpy"),
-        "endpoints": [{"name": endpoint.name, "tier": endpoint.tier} for endpoint in endpoints],
+        "endpoints": [{"name": e.name, "tier": e.tier, "parameters": e.parameters} for e in endpoints],
         "plan": vars(plan),
     }
 

@@ -60,11 +60,13 @@ def published() -> list[Point]:
     return [Point(kind="published", **entry) for entry in tomllib.loads(text)["point"]]
 
 
-def read_points(path: Path) -> list[Point]:
-    """Points from JSON Lines: objects with the fields of `Point`, or what `slipstream plan --json` prints.
+def read_points(path: Path, sizes: Mapping[str, float] | None = None) -> list[Point]:
+    """Points from JSON Lines: those of `slipstream bench serve`, of `slipstream plan --json`, or with `Point`'s fields.
 
-    Raises FrontierError naming the line that is wrong.
+    sizes: parameters of endpoints by name, "" for all others, where the results do not say. Raises FrontierError naming
+    the line that is wrong.
     """
+    measured = Measured(sizes or {})
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -75,14 +77,68 @@ def read_points(path: Path) -> list[Point]:
             continue
         try:
             row = json.loads(line)
-            points.append(planned_point(row) if "prediction" in row else _given(row))
+            if row.get("kind") in SERVE_LINES:
+                points += measured.add(row)
+            else:
+                points.append(planned_point(row) if "prediction" in row else _given(row))
         except KeyError as error:
             raise FrontierError(f"{path}:{number}: a point lacks {error}") from None
         except (TypeError, ValueError, AttributeError) as error:
             raise FrontierError(f"{path}:{number}: not a point: {error}") from None
         except FrontierError as error:
             raise FrontierError(f"{path}:{number}: {error}") from None
+    if measured.unfinished:
+        raise FrontierError(f"{path}: its last run of `slipstream bench serve` did not end, so it has no summary")
     return points
+
+
+SERVE_LINES = ("run", "warmup", "answer", "summary", "comparison")
+
+
+class Measured:
+    """Measured points from the lines of `slipstream bench serve`, in their order: one an endpoint and run.
+
+    The speed is the median decode rate with natural stops, or with forced length where nothing else was asked.
+    """
+
+    def __init__(self, sizes: Mapping[str, float]) -> None:
+        self.sizes = sizes
+        self.run: Mapping[str, Any] = {}
+        self.drawn: set[str] = set()
+        self.unfinished = False
+
+    def add(self, row: Mapping[str, Any]) -> list[Point]:
+        """The points that `row` completes. Raises FrontierError where a rate was refused or the size is unknown."""
+        if row["kind"] == "run":
+            self.run, self.drawn, self.unfinished = row, set(), True
+        elif row["kind"] == "summary":
+            self.unfinished = False
+            if row["endpoint"] not in self.drawn:
+                self.drawn.add(row["endpoint"])
+                return [self._point(row)]
+        return []
+
+    def _point(self, row: Mapping[str, Any]) -> Point:
+        name, rate = str(row["endpoint"]), row["decode_tokens_per_s"]
+        if rate is None:
+            reasons = "; ".join([*row["refusals"], *row["errors"]]) or "no answer took longer than its first chunk"
+            raise FrontierError(f"{name} has no decode rate: {reasons}")
+        known = {each["name"]: each.get("parameters") for each in self.run.get("endpoints", [])}
+        size = self.sizes.get(name) or known.get(name) or self.sizes.get("")
+        if size is None:
+            raise FrontierError(f"the size of {name} is not known; say it with --parameters, as in --parameters 309B")
+        p50, length = rate["p50"], row["tokens_per_round"]
+        drafts = f", {length:.2f} tokens a round" if length else ""
+        date, client = self.run.get("date", "")[:10], self.run.get("client", {}).get("cpu", "")
+        return Point(
+            name=name,
+            parameters=size,
+            tokens_per_s=p50["value"],
+            kind="measured",
+            source=" ".join(("slipstream bench serve", *(("on", date, "from", client) if date else ()))),
+            note=f"decode, median of {row['answers']} answers with {row['stops']} stops "
+            f"(95%: {p50['low']:,.0f} to {p50['high']:,.0f} tok/s){drafts}",
+        )
 
 
 def _given(row: Mapping[str, Any]) -> Point:
@@ -101,6 +157,8 @@ def planned_point(row: Mapping[str, Any]) -> Point:
     setup, prediction = row["setup"], row["prediction"]
     devices = f"{setup['tp']} x {row['gpu']}" if setup["tp"] > 1 else row["gpu"]
     drafts = f", {setup['acceptance']:.1f} tokens a round" if setup["drafts"] else ""
+    if not row["memory"]["fits"]:
+        raise FrontierError(f"{row['model']} does not fit on {devices}, so it has no speed there; plan it with --tp")
     return Point(
         name=f"{row['model']}, {devices}",
         parameters=row["parameters"]["total"],

@@ -51,7 +51,8 @@ class Hardware:
 class Launch:
     """How a pass is launched: see `launch.toml` for the model behind the numbers.
 
-    unpack_share: what is left of that rate for weights of a dtype that is slow to unpack.
+    bandwidth_share, flops_share: what is left of the read rate and of the peak arithmetic. unpack_share: what is left of
+    the former for weights of a dtype that is slow to unpack. us_per_row: what each row after the first adds to a kernel.
     """
 
     id: str
@@ -59,6 +60,8 @@ class Launch:
     us_per_kernel: float
     bandwidth_share: float
     source: str
+    us_per_row: float = 0.0
+    flops_share: float = 1.0
     unpack_share: Mapping[str, float] = field(default_factory=dict)
 
 

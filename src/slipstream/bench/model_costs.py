@@ -196,6 +196,14 @@ def load_model(name: str) -> ModelCosts:
     return replace(model, dtypes=replace(model.dtypes, **weights))
 
 
+def known_parameters(name: str) -> int | None:
+    """Parameters of the model that `load_model` finds under `name`; None where it finds none."""
+    try:
+        return load_model(name).total_params
+    except SlipstreamError:
+        return None
+
+
 def same_name(name: str, names: Iterable[str]) -> str | None:
     """The one of `names` that equals `name` but for case and punctuation: naive-n0.5-flash finds naive-n05-flash."""
 
@@ -227,6 +235,10 @@ def described_models() -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads((files("slipstream.bench") / "data/models.toml").read_text(encoding="utf-8"))
 
 
+MOST = 2**40
+"""No count of a config is larger; one that is would keep the planner busy for ever."""
+
+
 class _Config:
     """A config dict whose missing and malformed keys are errors with names."""
 
@@ -237,16 +249,39 @@ class _Config:
         """The first of `keys` that is present and not null."""
         return next((self.values[key] for key in keys if self.values.get(key) is not None), None)
 
-    def count(self, *keys: str, default: int | None = None) -> int:
-        """A positive integer under the first of `keys`."""
+    def count(self, *keys: str, default: int | None = None, least: int = 1) -> int:
+        """An integer of at least `least` under the first of `keys`."""
         value = self.get(*keys)
         if value is None and default is not None:
             return default
         if value is None:
-            raise PlanError(f"the config of {self.name} lacks {' or '.join(keys)}; plan needs it to count bytes")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise PlanError(f"the config of {self.name} has {keys[0]}={value!r}; expected a positive integer")
+            raise PlanError(
+                f"the config of {self.name} lacks {' or '.join(keys)}; plan needs it to count bytes, and reads configs "
+                "with the keys of Llama and its kin, at the top or under text_config"
+            )
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
+            key = next(key for key in keys if self.values.get(key) is not None)
+            expected = "a positive integer" if least else "an integer that is not negative"
+            raise PlanError(f"the config of {self.name} has {key}={value!r}; expected {expected}")
         return value
+
+    def listed(self, key: str, layers: int | None = None) -> list[Any] | None:
+        """A list, where layers is given one entry a layer; None where the key is absent."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise PlanError(f"the config of {self.name} has {key}={value!r}; expected a list")
+        if layers is not None and len(value) != layers:
+            raise PlanError(f"the config of {self.name} names {len(value)} {key} for {layers} layers")
+        return value
+
+    def table(self, key: str) -> Mapping[str, Any]:
+        """An object, empty where the key is absent."""
+        value = self.get(key)
+        if not isinstance(value, (dict, type(None))):
+            raise PlanError(f"the config of {self.name} has {key}={value!r}; expected an object")
+        return value or {}
 
 
 _FAMILIES = {
@@ -267,12 +302,15 @@ def from_config(config: Mapping[str, Any], name: str, source: str = "") -> Model
 
     Raises PlanError where a needed key is missing, or a layer kind is one that cannot be costed.
     """
-    if nested := config.get("text_config"):  # multimodal wrappers nest the language model
-        outer = ("quantization_config", "dtype", "torch_dtype", "tie_word_embeddings")
-        config = {key: config[key] for key in outer if key in config} | nested
+    for wrapper in ("text_config", "llm_config", "language_config"):  # multimodal models nest the language model
+        if nested := _Config(config, name).table(wrapper):
+            outer = ("quantization_config", "dtype", "torch_dtype", "tie_word_embeddings")
+            config = {key: config[key] for key in outer if key in config} | dict(nested)
     c = _Config(config, name)
     family = str(c.get("model_type") or "unknown")
     layers, notes = c.count("num_hidden_layers"), []
+    if layers > 10_000:
+        raise PlanError(f"the config of {name} has {layers:,} layers; expected fewer than 10,000")
     if family not in _FAMILIES:
         notes.append(f"model type {family!r} is not one the package knows: read by its keys as gated, pre-norm layers")
     kinds, sparse_ffn = _attention_kinds(c, family, layers), _sparse_ffn(c, family, layers)
@@ -297,9 +335,9 @@ def from_config(config: Mapping[str, Any], name: str, source: str = "") -> Model
 
 
 def _attention_kinds(c: _Config, family: str, layers: int) -> list[str]:
-    types, pattern = c.get("layer_types"), c.get("hybrid_layer_pattern")
+    types, pattern = c.listed("layer_types", layers), c.listed("hybrid_layer_pattern", layers)
     if types is not None:
-        unknown = sorted(set(types) - set(_KINDS))
+        unknown = sorted(set(map(str, types)) - set(_KINDS))
         if unknown:
             raise PlanError(f"{c.name} has {', '.join(unknown)} layers; plan can cost {', '.join(_KINDS)}")
         kinds = [_KINDS[kind] for kind in types]
@@ -312,11 +350,10 @@ def _attention_kinds(c: _Config, family: str, layers: int) -> list[str]:
     elif family in ("mistral", "mixtral") and c.get("sliding_window"):
         kinds = ["sliding"] * layers
     elif c.get("use_sliding_window") and c.get("sliding_window"):  # Qwen
-        kinds = ["full" if i < (c.get("max_window_layers") or 0) else "sliding" for i in range(layers)]
+        full = c.count("max_window_layers", default=0, least=0)
+        kinds = ["full" if i < full else "sliding" for i in range(layers)]
     else:
         kinds = ["full"] * layers
-    if len(kinds) != layers:
-        raise PlanError(f"the config of {c.name} names {len(kinds)} layer kinds for {layers} layers")
     if c.get("index_topk"):
         kinds = ["sparse" if kind == "full" else kind for kind in kinds]
     return kinds
@@ -324,10 +361,10 @@ def _attention_kinds(c: _Config, family: str, layers: int) -> list[str]:
 
 def _indexer_layers(c: _Config, layers: int) -> list[bool]:
     """Which layers run their own indexer; the others reuse the selection of the one before (GLM)."""
-    types, frequency = c.get("indexer_types"), c.get("index_topk_freq") or 1
+    types, frequency = c.listed("indexer_types", layers), c.count("index_topk_freq", default=1)
     if types is not None:
         return [kind == "full" for kind in types]
-    offset = c.get("index_skip_topk_offset") or 2
+    offset = c.count("index_skip_topk_offset", default=2, least=0)
     return [max(i - offset + 1, 0) % frequency == 0 for i in range(layers)]
 
 
@@ -339,7 +376,7 @@ def _attention(c: _Config, family: str, kind: str, indexed: bool) -> AttentionCo
     if c.get("kv_lora_rank"):
         latent, rope = c.count("kv_lora_rank"), c.count("qk_rope_head_dim")
         nope, value = c.count("qk_nope_head_dim"), c.count("v_head_dim")
-        rank = c.get("q_lora_rank")
+        rank = c.count("q_lora_rank", default=0, least=0)
         query = (rank or hidden) * heads * (nope + rope)
         return AttentionCosts(
             kind="sparse latent" if selected else "latent",
@@ -390,17 +427,15 @@ def _indexer(c: _Config, query_in: int, layer_norm: bool = False) -> Indexer:
 
 
 def _sparse_ffn(c: _Config, family: str, layers: int) -> list[bool]:
-    types, frequency = c.get("mlp_layer_types"), c.get("moe_layer_freq")
+    types = c.listed("mlp_layer_types", layers)
     if not c.get("n_routed_experts", "num_local_experts", "num_experts"):
         return [False] * layers
     if types is not None:
         return [kind == "sparse" for kind in types]
-    if isinstance(frequency, list):
-        return [bool(sparse) for sparse in frequency]
-    first = c.get("first_k_dense_replace")
-    if first is None:
-        first = 1 if family in ("mimo_v2_flash", "naive_n05_flash") else 0
-    step, dense = c.get("decoder_sparse_step") or 1, set(c.get("mlp_only_layers") or ())
+    if isinstance(c.get("moe_layer_freq"), list):
+        return [bool(sparse) for sparse in c.listed("moe_layer_freq", layers) or ()]
+    first = c.count("first_k_dense_replace", default=int(family in ("mimo_v2_flash", "naive_n05_flash")), least=0)
+    step, dense = c.count("decoder_sparse_step", default=1), c.listed("mlp_only_layers") or []
     return [i >= first and i not in dense and (i + 1) % step == 0 for i in range(layers)]
 
 
@@ -415,7 +450,7 @@ def _feed_forward(c: _Config, family: str, sparse: bool) -> FeedForwardCosts:
     if top_k > experts:
         raise PlanError(f"the config of {c.name} routes each token to {top_k} of {experts} experts")
     inner = c.count("moe_intermediate_size", "intermediate_size")
-    shared = (c.get("n_shared_experts") or 0) * 3 * hidden * inner
+    shared = c.count("n_shared_experts", default=0, least=0) * 3 * hidden * inner
     biased = family == "gpt_oss"
     return FeedForwardCosts(
         dense_params=shared,
@@ -432,18 +467,19 @@ def _dtypes(c: _Config) -> Dtypes:
     plain = _DTYPE_NAMES.get(plain, plain)
     if plain not in DTYPE_BITS:
         raise PlanError(f"the config of {c.name} has dtype {plain!r}; plan knows {', '.join(DTYPE_BITS)}")
-    quantization = c.get("quantization_config")
+    quantization = c.table("quantization_config")
     if not quantization:
         return Dtypes(plain, plain, plain, plain)
-    method = quantization.get("quant_method")
-    bits = quantization.get("bits") or (4 if quantization.get("load_in_4bit") else None)
-    for group in (quantization.get("config_groups") or {}).values():
-        bits = (group.get("weights") or {}).get("num_bits", bits)
-    packed = {"fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}.get(method) or {4: "int4", 8: "int8"}.get(bits or 0)
+    inner = _Config(quantization, f"{c.name}, quantization_config")
+    method = str(inner.get("quant_method"))
+    bits = inner.count("bits", default=4 if inner.get("load_in_4bit") else 16)
+    groups = _Config(inner.table("config_groups"), inner.name)
+    for group in groups.values:
+        weights = _Config(groups.table(group), inner.name).table("weights")
+        bits = _Config(weights, inner.name).count("num_bits", default=bits)
+    packed = {"fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}.get(method) or {4: "int4", 8: "int8"}.get(bits)
     if packed is None:
         raise PlanError(f"{c.name} is quantized with {method!r}; plan knows fp8, mxfp4, nvfp4 and 4 or 8 bit integers")
-    skipped = (
-        quantization.get("modules_to_not_convert") or quantization.get("ignore") or quantization.get("ignored_layers")
-    )
-    plain_attention = method == "mxfp4" or any("attn" in str(x) or "o_proj" in str(x) for x in skipped or ())
+    skipped = inner.listed("modules_to_not_convert") or inner.listed("ignore") or inner.listed("ignored_layers") or []
+    plain_attention = method == "mxfp4" or any("attn" in str(x) or "o_proj" in str(x) for x in skipped)
     return Dtypes(plain if plain_attention else packed, packed, packed, plain)

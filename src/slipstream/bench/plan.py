@@ -155,7 +155,13 @@ class Plan:
         yield "10% more read rate", variant(hardware=replace(h, read_bytes_per_s=1.1 * h.read_bytes_per_s))
         yield (
             "a quarter less overhead a kernel",
-            variant(launch=replace(self.launch, us_per_kernel=0.75 * self.launch.us_per_kernel)),
+            variant(
+                launch=replace(
+                    self.launch,
+                    us_per_kernel=0.75 * self.launch.us_per_kernel,
+                    us_per_row=0.75 * self.launch.us_per_row,
+                )
+            ),
         )
         bulk = self.model.dtypes.experts if self.model.is_moe else self.model.dtypes.dense_ffn
         if bulk in _NARROWER:
@@ -278,8 +284,8 @@ def plan(model: ModelCosts, hardware: Hardware, setup: Setup | None = None, laun
         all_reduces=all_reduces,
         prediction=Prediction(
             read_s=_streamed(parts, model, launch) / (hardware.read_bytes_per_s * launch.bandwidth_share),
-            compute_s=flops / hardware.flops,
-            launch_s=kernels * launch.us_per_kernel * 1e-6,
+            compute_s=flops / (hardware.flops * launch.flops_share),
+            launch_s=kernels * (launch.us_per_kernel + setup.drafts * launch.us_per_row) * 1e-6,
             communication_s=communication,
         ),
         memory=memory_bytes(model, setup, hardware),

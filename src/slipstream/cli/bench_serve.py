@@ -167,13 +167,16 @@ def _open(
 ) -> Endpoint:
     from slipstream.bench.endpoint import HttpEndpoint
     from slipstream.bench.endpoint_engine import SCHEME, open_engine
+    from slipstream.bench.model_costs import known_parameters
 
     if url.startswith(SCHEME):
         engine = open_engine(url)
         engine.name = name or engine.name
         return engine
     checks = _tokenizer(tokenizer) if tokenizer else None
-    return HttpEndpoint(url, model, key, tier, body, timeout_s, name, checks, count_locally)
+    endpoint = HttpEndpoint(url, model, key, tier, body, timeout_s, name, checks, count_locally)
+    endpoint.parameters = known_parameters(endpoint.model or "")
+    return endpoint
 
 
 def _tokenizer(name: str) -> Tokenizer:

@@ -29,15 +29,15 @@ class Tokens(click.ParamType[int]):
 
 
 class Parameters(click.ParamType[int]):
-    """A count of parameters: 650M, 0.65B."""
+    """A count of parameters: 650M, 0.65B, 1.02T."""
 
     name = "count"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([mb]?)", str(value).strip().lower())
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([mbt]?)", str(value).strip().lower())
         if match is None:
             self.fail(f"{value!r} is no count of parameters; write 650M or 0.65B", param, ctx)
-        return int(float(match[1]) * {"": 1, "m": 1e6, "b": 1e9}[match[2]])
+        return int(float(match[1]) * {"": 1, "m": 1e6, "b": 1e9, "t": 1e12}[match[2]])
 
 
 @click.command("plan")
