@@ -1,5 +1,7 @@
 """The GPU backend on a tiny random model: in Triton's interpreter without a GPU, through captured graphs with one."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from interpreter import DEVICE, GPU, torch
@@ -129,6 +131,21 @@ def test_closing_early_leaves_exactly_the_yielded_tokens():
     out, _ = decode(b, prompt, 16, 0, close_after=2)
     assert out == by_hand(b, prompt, 2)
     assert decode(b, prompt, 5, 0)[0] == by_hand(b, prompt, 5)
+
+
+def test_logits_that_are_not_finite_end_the_answer_with_an_error_and_no_token():
+    spec = dataclasses.replace(small(), tied_embeddings=False)
+    b, prompt = backend(spec), np.tile(text(2, 16), 3)
+    expected = by_hand(b, prompt, 8, temperature=2.0)
+    fatal = next(t for t in expected if t not in prompt)
+    b.weights.embed[fatal] = float("nan")  # no pass that reads this token has numbers
+    cache, out = b.new_cache(128), []
+    b.prefill(cache, prompt[:-1])
+    rounds = b.rounds(cache, prompt, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, seed=5, drafts=2, limit=12,
+                      stop_token_ids=())  # fmt: skip
+    with pytest.raises(BackendError, match="no finite logits"):
+        out.extend(t for r in rounds for t in r.tokens)
+    assert out == expected[: expected.index(fatal) + 1]
 
 
 def test_what_cannot_run_is_refused_by_name():

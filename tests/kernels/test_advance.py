@@ -51,6 +51,7 @@ def one_round(text, drafts, sampled, left=100, stops=(), cancel=0):
     count = head >> 16 & 0xFF
     assert all(int(w) >> 32 == 7 for w in ring[2, : 1 + count])
     committed = [int(w) & 0xFFFFFFFF for w in ring[2, 1 : 1 + count]]
+    assert bool(head >> 25 & 1) == (-1 in sampled[: (head & 0xFF) + 1])
     assert tokens[: len(text) + count].tolist() == [*text, *committed]
     assert int(state[START]) == len(text) - 1 + count
     assert int(state[LEFT]) == left - count
@@ -70,6 +71,9 @@ def one_round(text, drafts, sampled, left=100, stops=(), cancel=0):
         ([1, 2, 3], [5, 2, 3, 4], {"stops": (2,)}, ([5], 0, False)),
         ([1], [1, 4], {"cancel": 1}, ([1, 4], 1, True)),
         (list(range(15)), list(range(16)), {}, (list(range(16)), 15, False)),
+        ([], [-1], {}, ([], 0, True)),  # decided by logits that are not numbers
+        ([1, 2, 3], [1, 2, -1, 4], {}, ([1, 2], 2, True)),
+        ([1, 2, 3], [1, 7, -1, 4], {}, ([1, 7], 1, False)),  # as was a row that is rejected anyway
     ],
 )
 def test_a_round_commits_the_longest_right_prefix_and_one_more(drafts, sampled, options, expected):

@@ -6,7 +6,7 @@ import torch
 
 from slipstream.engine import sampling
 from slipstream.kernels import sample
-from slipstream.kernels.launch import ROWS
+from slipstream.kernels.launch import ROWS, RUN_ROWS, STATE_SIZE, TOP_K
 
 START = 7
 
@@ -44,3 +44,19 @@ def test_the_reference_here_is_the_rule_of_the_engine(device):
     ours = sample.reference(logits, noise=noise(3, 700, "cpu"), **filters)
     rule = [sampling.sample(row.numpy(), **filters, seed=3, position=START + 1 + i) for i, row in enumerate(logits)]
     assert ours.tolist() == rule
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(0.0, 0), (0.9, 5)])
+def test_a_logit_that_is_not_finite_decides_for_no_token(temperature, top_k, device):
+    logits = torch.randn(ROWS, 5000, device=device)
+    logits[3, 2100], logits[4, 7] = float("nan"), float("inf")
+    state = torch.zeros(STATE_SIZE, dtype=torch.int32, device=device)
+    state[RUN_ROWS], state[TOP_K] = ROWS, top_k
+    knobs = torch.tensor([temperature, 1.0, 0.0], dtype=torch.float64, device=device)
+    cuts = torch.zeros(ROWS, 2, dtype=torch.int32, device=device)
+    scores = torch.full((ROWS, sample.blocks(5000)), float("nan"), dtype=torch.float64, device=device)
+    tokens = torch.full(scores.shape, -7, dtype=torch.int32, device=device)
+    sample.best(logits, knobs, knobs.long(), cuts, scores, tokens, state, top_k > 0)
+    found = tokens.masked_fill(scores < scores.amax(1, keepdim=True), 5000).amin(1).tolist()
+    assert found[3:5] == [-1, -1]
+    assert min(found[:3] + found[5:]) >= 0

@@ -6,7 +6,8 @@ end (prompt-lookup decoding, Saxena 2023; suffix matching as in SuffixDecoding, 
 
 The host reads `ring` (slots, RING_WORDS) int64 in pinned memory, slot `round % slots`. Every word carries the round
 number + 1 in its upper half, so that each is valid on its own and nothing need be ordered or synchronised:
-word 0: done << 24 | committed << 16 | drafted << 8 | accepted; words 1.. the committed tokens.
+word 0: failed << 25 | done << 24 | committed << 16 | drafted << 8 | accepted; words 1.. the committed tokens. A round
+fails, and with it the stream, before the first token that logits decide of which one is not finite.
 """
 
 from __future__ import annotations
@@ -119,8 +120,10 @@ def advance_kernel(scores, best, tokens, row_tokens, ring, cancel, state, blocks
         is_stop = tl.max((sampled[:, None] == stops[None, :]).to(tl.int32), 1) > 0
         stop = tl.min(tl.where(is_stop & (i < committed), i, R), 0)
         committed = tl.minimum(committed, stop + 1)
+        failed = tl.min(tl.where((sampled < 0) & (i < committed), i, R), 0)
+        committed = tl.minimum(committed, failed)
         left -= committed
-        done = (stop < R) | (left <= 0) | (tl.load(cancel, volatile=True) != 0)
+        done = (stop < failed) | (failed < R) | (left <= 0) | (tl.load(cancel, volatile=True) != 0)
 
         kept = i < committed
         tl.store(tokens + start + 1 + i, sampled, mask=kept)
@@ -128,7 +131,8 @@ def advance_kernel(scores, best, tokens, row_tokens, ring, cancel, state, blocks
         tag = (round + 1).to(tl.int64) << 32
         slot = ring + (round % slots) * (R + 1)
         tl.store(slot + 1 + i, tag | sampled, mask=kept)
-        tl.store(slot, tag | (done.to(tl.int64) << 24) | (committed << 16) | ((rows - 1) << 8) | accepted)
+        head = (failed < R).to(tl.int64) << 25 | done.to(tl.int64) << 24
+        tl.store(slot, tag | head | (committed << 16) | ((rows - 1) << 8) | tl.minimum(accepted, failed))
         tl.store(state + START_, start + committed)
         tl.store(state + LEFT_, left)
         tl.store(state + ROUND_, round + 1)

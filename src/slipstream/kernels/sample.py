@@ -28,6 +28,8 @@ BLOCK = 2048
 TEMPERATURE, TOP_P, MIN_P = range(3)
 """Slots of `knobs` (float64)."""
 TOP_K_: tl.constexpr = tl.constexpr(TOP_K)
+NAN_: tl.constexpr = tl.constexpr(-1)
+"""The token of a block with a logit that is NaN or infinite; it is the best and the least there is."""
 
 
 def reference(
@@ -173,8 +175,11 @@ def best_kernel(logits, knobs, seed, cuts, scores, tokens, state, V, blocks, FIL
                 kept = (k > key) | ((k == key) & (ids <= tl.load(cuts + row * 2 + 1)))
                 score = tl.where(kept, score, float("-inf"))
         top = tl.max(score, 0)
+        token = tl.min(tl.where((score == top) & (ids < V), ids, V - 1), 0)
+        if tl.max(((x != x) | (x == float("inf"))).to(tl.int32), 0) > 0:
+            top, token = tl.full((), float("inf"), tl.float64), tl.full((), NAN_, tl.int32)
         tl.store(scores + row * blocks + block, top)
-        tl.store(tokens + row * blocks + block, tl.min(tl.where((score == top) & (ids < V), ids, V - 1), 0))
+        tl.store(tokens + row * blocks + block, token)
 
 
 def blocks(vocab: int) -> int:
@@ -193,7 +198,8 @@ def best(
     pdl: bool = False,
 ) -> None:
     """logits (ROWS, vocab) float32, knobs (3,) float64, seed (1,) int64 -> the best score (ROWS, blocks) float64 and
-    token (ROWS, blocks) int32 of each block. cuts: scratch (ROWS, 2) int32, used where `filtered`."""
+    token (ROWS, blocks) int32 of each block, -1 where a logit is not finite. cuts: scratch (ROWS, 2) int32, used where
+    `filtered`."""
     vocab = logits.shape[1]
     if filtered:
         launch(

@@ -20,6 +20,10 @@ AHEAD = 2 * UNROLLED
 """Rounds enqueued before the host has read their predecessors; those after the last are empty."""
 SLOTS = 4 * UNROLLED
 STUCK_S = 20.0
+NOT_FINITE = (
+    "the model computes no finite logits, so its answer ends here: its weights are damaged, or too large for float16; "
+    "try --weights bf16"
+)
 
 
 class RoundBuffers:
@@ -52,8 +56,11 @@ class RoundBuffers:
             with torch.cuda.stream(self.side):
                 self.cancel.fill_(1)
 
-    def read(self, number: int, alive: Callable[[], None]) -> tuple[Round, bool]:
-        """Wait until the host's memory holds round `number`. `alive` raises where the device has failed."""
+    def read(self, number: int, alive: Callable[[], None]) -> tuple[Round, bool, bool]:
+        """Wait until the host's memory holds round `number`: it, whether it is the last, and whether its logits failed.
+
+        `alive` raises where the device has failed.
+        """
         slot, tag = self.host[number % SLOTS], number + 1
         deadline = time.monotonic() + STUCK_S
         spins = 0
@@ -69,14 +76,15 @@ class RoundBuffers:
             while int(slot[i]) >> 32 != tag:
                 pass
             tokens.append(int(slot[i]) & 0xFFFFFFFF)
-        return Round(tokens, head >> 8 & 0xFF, head & 0xFF), bool(head >> 24 & 1)
+        return Round(tokens, head >> 8 & 0xFF, head & 0xFF), bool(head >> 24 & 1), bool(head >> 25 & 1)
 
 
 def stream(buffers: RoundBuffers, replay: Callable[[], None], limit: int, alive: Callable[[], None]) -> Iterator[Round]:
     """Enqueue rounds ahead of the reader and yield them as they arrive. `replay` enqueues UNROLLED rounds.
 
     Every round commits a token at least, so no more than `limit` rounds are ever enqueued (to the next whole graph).
-    Closing the iterator raises the cancel flag; rounds already enqueued then do nothing.
+    Closing the iterator raises the cancel flag; rounds already enqueued then do nothing. Raises BackendError after the
+    last token that numbers decided.
     """
     first, enqueued, done = buffers.next_round, 0, False
     number = 0
@@ -85,9 +93,12 @@ def stream(buffers: RoundBuffers, replay: Callable[[], None], limit: int, alive:
             while enqueued < min(number + AHEAD, limit):
                 replay()
                 enqueued += UNROLLED
-            committed, done = buffers.read(first + number, alive)
+            committed, done, failed = buffers.read(first + number, alive)
             number += 1
-            yield committed
+            if committed.tokens:
+                yield committed
+            if failed:
+                raise BackendError(NOT_FINITE)
     finally:
         buffers.next_round = first + enqueued
         if not done:

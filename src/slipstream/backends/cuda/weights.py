@@ -115,7 +115,8 @@ def load(spec: ModelSpec, tensors: Mapping[str, WeightTensor] | None, device: to
     """Weights of `tensors`, or, where None, random ones of the same shapes.
 
     format: of the linear layers, "plain" or one of `kernels.formats.FORMATS`; what the file has in it is taken as it
-    is. The head is then FP8, and the embedding is plain. Raises BackendError where weights exceed `dtype` or do not divide.
+    is. The head is then FP8, and the embedding is plain. Raises BackendError where weights exceed `dtype` or do not
+    divide.
     """
     generator = torch.Generator(device).manual_seed(seed)
     shapes = spec.tensor_shapes()
