@@ -172,7 +172,10 @@ def test_the_asynchronous_client_gets_the_same(tiny):
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"stop": [1]}, "stop[0]"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"service_tier": "warp"}, "service_tier"),
     ],
 )
@@ -184,6 +187,19 @@ def test_a_wrong_request_is_refused_by_name(tiny, wrong, param):
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
     assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [(b"{", "invalid_json"), (b"[" * 100_000, "invalid_json"), (b"[]", "invalid_value"), (b'"x"', "invalid_value")],
+)
+def test_a_body_that_is_no_json_object_is_refused_as_that(tiny, sent, code):
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(f"{tiny.url}/v1/chat/completions", content=sent, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == code
+    form = httpx.post(f"{tiny.url}/v1/chat/completions", data={"model": "x"})
+    assert "application/json" in form.json()["error"]["message"]
 
 
 def test_an_unknown_model_is_a_404_and_a_long_prompt_a_400(client, tiny):

@@ -82,6 +82,7 @@ def test_drafts_change_nothing_under_a_grammar(smollm2_llm):
         {"type": "frob"},
         {"type": "string", "pattern": "(((("},
         {"$ref": "#/nowhere"},
+        {"$ref": "#"},
         {"minLength": "x", "type": "string"},
     ],
     ids=str,

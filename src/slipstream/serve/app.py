@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
@@ -113,12 +113,13 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     first = max(errors, key=lambda e: len(e["loc"])) if errors else {"loc": (), "msg": "invalid", "type": ""}
     if unknown := [e for e in errors if e["type"] == "extra_forbidden"]:
         first = unknown[0]
-    loc = first["loc"]
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc[1:]).lstrip(".")
+    where = _place(error.body, first["loc"][1:], first["type"] == "missing")
     if first["type"] == "extra_forbidden":
         message, code = f"unknown parameter: {where!r}", "unknown_parameter"
     elif first["type"] == "json_invalid":
         message, code, where = "the body is not valid JSON", "invalid_json", ""
+    elif not where:
+        message, code = "the body must be a JSON object, with Content-Type: application/json", "invalid_value"
     elif first["type"] == "missing":
         message, code = f"missing required parameter: {where!r}", "missing_required_parameter"
     else:
@@ -126,10 +127,25 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     return shaped(request.url.path, ApiError(400, message, code=code, param=where or None))
 
 
+def _place(body: Any, loc: Sequence[str | int], missing: bool) -> str:
+    """Where in `body` an error lies, without the types of a union that pydantic tried there."""
+    where, value = "", body
+    for i, part in enumerate(loc):
+        if isinstance(part, int) and isinstance(value, list) and part < len(value):
+            where, value = f"{where}[{part}]", value[part]
+        elif isinstance(value, dict) and part in value:
+            where, value = f"{where}.{part}", value[part]
+        elif missing and i == len(loc) - 1:
+            where += f".{part}"
+    return where.removeprefix(".")
+
+
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     texts = {404: f"there is no {request.url.path} here", 405: f"{request.method} is not allowed here"}
-    refusal = ApiError(error.status_code, texts.get(error.status_code, str(error.detail)), code="not_found")
+    codes = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}
+    message = texts.get(error.status_code, str(error.detail))
+    refusal = ApiError(error.status_code, message, code=codes.get(error.status_code))
     response = shaped(request.url.path, refusal)
     response.headers.update(error.headers or {})
     return response

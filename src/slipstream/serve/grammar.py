@@ -62,10 +62,10 @@ class GrammarCompiler:
         """
         grammar = LLMatcher.grammar_from_lark(source)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher.compute_bitmask()  # a grammar without a first token is told now
         if matcher.is_error():
-            raise invalid(
-                f"the schema cannot be compiled: {' '.join(matcher.get_error().split())[:300]}", param, "invalid_schema"
-            )
+            reason = " ".join(matcher.get_error().split(" 1 | ")[0].split())  # without the grammar, which is ours
+            raise invalid(f"the schema cannot be compiled: {reason[:300]}", param, "invalid_schema")
         return Grammar(matcher, self._vocab, self._eos, after, self._token_bytes, trigger, self._encode)
 
 

@@ -101,6 +101,7 @@ class OutputParser:
         self.reasoning = thinking
         self._style, self._tools, self._most = style, tools or {}, most_calls
         self._format = style.tools if tools is not None or style.tools == "harmony" else None
+        self._free = self._format is None and style.think is None  # there are no tags: all of it is content
         self._text = ""
         self._space = ""  # white space that a tool call would swallow
         self._begun = False
@@ -114,6 +115,8 @@ class OutputParser:
 
     def push(self, text: str) -> list[Delta]:
         """What `text` settles."""
+        if self._free:
+            return [Content(text)] if text else []
         return merged(self._machine.send(text)) if text else []
 
     def finish(self) -> list[Delta]:
@@ -360,6 +363,8 @@ class OutputParser:
 
 def merged(deltas: list[Delta]) -> list[Delta]:
     """The same, neighbours of one kind joined."""
+    if len(deltas) < 2:
+        return deltas
     out: list[Delta] = []
     for delta in deltas:
         last = out[-1] if out else None
