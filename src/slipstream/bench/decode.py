@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream import LLM, Completion, SamplingParams, Session
+from slipstream.bench.decode_cuda import DeviceReport, profiled, summarise
 from slipstream.bench.machine import cores, read_bandwidth
 from slipstream.bench.measure import Summary, summarize
 from slipstream.bench.workloads import Prompt, PromptSet, prompts
 from slipstream.drafters import Memory
+
+PROFILED_ROUNDS = 200
 
 
 @dataclass(frozen=True)
@@ -19,8 +22,8 @@ class DecodeReport:
     """One summary over all answers (TTFT, rate) or all rounds (time); times in seconds.
 
     tokens_per_round: mean acceptance length. weight_bytes: what one pass reads. read_bytes_per_s: what this machine's
-    memory gives to a program that only reads. floor_fraction: the share of a median round that reading takes at least.
-    The floor is None where this machine's memory is not what the backend reads.
+    memory, or the GPU's, gives to a program that only reads. floor_fraction: the share of a median round that reading
+    takes at least. device: of a GPU, the rounds of one answer more, by its own clock.
     """
 
     model: str
@@ -36,6 +39,7 @@ class DecodeReport:
     weight_bytes: int
     read_bytes_per_s: float | None
     floor_fraction: float | None
+    device: DeviceReport | None = None
 
 
 def measure_decode(
@@ -67,6 +71,10 @@ def measure_decode(
     round_s = summarize(rounds)
     weight_bytes = llm.backend.memory_bytes()
     rate = read_bandwidth(engine.get("threads") or cores()) if llm.backend.name in ("cpu", "reference") else None
+    device = None
+    if llm.backend.name == "cuda":
+        device, rate = _on_device(llm, chosen[0], drafter)
+    round_median = device.round_us.median / 1e6 if device else round_s.median
     done = [completion.speculation for completion in completions]
     return DecodeReport(
         model=model,
@@ -81,13 +89,36 @@ def measure_decode(
         tokens_per_round=sum(s.rounds + s.accepted for s in done) / sum(s.rounds for s in done),
         weight_bytes=weight_bytes,
         read_bytes_per_s=rate,
-        floor_fraction=weight_bytes / rate / round_s.median if rate else None,
+        floor_fraction=weight_bytes / rate / round_median if rate else None,
+        device=device,
     )
 
 
 def fresh_session(llm: LLM, drafter: str) -> Session:
     """A session that knows nothing of earlier answers, neither by its KV cache nor by its drafter's memory."""
     return llm.session(drafter=llm.make_drafter(drafter, Memory()))
+
+
+def _on_device(llm: LLM, prompt: Prompt, drafter: str) -> tuple[DeviceReport, float]:
+    """A long answer under the profiler, from its second round on, and the rate at which the GPU reads."""
+    import torch
+
+    from slipstream.kernels.read import read_rate
+
+    backend: Any = llm.backend
+    params = SamplingParams(max_tokens=8 * PROFILED_ROUNDS, ignore_eos=True)
+    tokens = rounds = 0
+    with fresh_session(llm, drafter) as session:
+        chunks: Any = session.stream_chat(prompt.messages, params)
+        next(chunks)
+        with profiled() as ran:
+            for chunk in chunks:
+                rounds, tokens = rounds + 1, tokens + 1 + chunk.accepted
+                if rounds == PROFILED_ROUNDS:
+                    break
+        chunks.close()
+    report = summarise(ran, tokens / rounds, backend.weights.kernel_bytes())
+    return report, read_rate(torch.device("cuda"))
 
 
 def _answer(llm: LLM, prompt: Prompt, drafter: str, max_tokens: int) -> tuple[Completion, list[float]]:

@@ -12,6 +12,7 @@ from slipstream.cli.options import engine_options, json_option, model_argument
 
 if TYPE_CHECKING:
     from slipstream.bench.decode import DecodeReport
+    from slipstream.bench.decode_cuda import DeviceReport
     from slipstream.bench.measure import Summary
 
 
@@ -26,7 +27,8 @@ def command(model: str, as_json: bool, **options: Any) -> None:
     """Measure decode speed against this machine's memory floor.
 
     Answers a fixed set of prompts greedily. A pass over the model cannot be faster than memory delivers its weights;
-    the report ends with the share of a round that this floor explains.
+    the report ends with the share of a round that this floor explains. On a GPU it also has the device's own clock and
+    a line for each kernel.
 
     \b
     Examples:
@@ -55,6 +57,8 @@ def in_words(report: DecodeReport) -> str:
         f"              {report.tokens_per_round:.2f} tokens a round",
         f"pass          {report.weight_bytes / 1e6:.1f} MB of weights",
     ]
+    if report.device:
+        lines += device_in_words(report.device)
     if report.read_bytes_per_s is not None and report.floor_fraction is not None:
         floor_ms = report.weight_bytes / report.read_bytes_per_s * 1e3
         lines.append(
@@ -62,3 +66,16 @@ def in_words(report: DecodeReport) -> str:
             f"{report.floor_fraction:.0%} of a round"
         )
     return "\n".join(lines)
+
+
+def device_in_words(device: DeviceReport) -> list[str]:
+    """The rounds by the device's clock, and a line a kernel."""
+    lines = [
+        f"device        {device.tokens_per_s:.0f} tok/s; a round {device.round_us.median:.1f} us, "
+        f"99 of 100 within {device.round_p99_us:.1f} us; {device.launches:.1f} launches a round"
+    ]
+    busy = sum(k.us for k in device.kernels)
+    for k in device.kernels:
+        rate = f"{k.weight_bytes / 1e6:9.1f} MB {k.bytes_per_s / 1e12:6.2f} TB/s" if k.weight_bytes else ""
+        lines.append(f"  {k.name[:28]:28} {k.launches:6.1f} x {k.us:8.1f} us {k.us / busy:5.0%} {rate}".rstrip())
+    return lines

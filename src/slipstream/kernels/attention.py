@@ -62,9 +62,9 @@ def origin(state, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def kernel(q, keys, values, out, lse, state, capacity, scale, window, HEADS: tl.constexpr, GROUP: tl.constexpr,
-           GROUP_PAD: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr, R: tl.constexpr,
-           WHOLE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+def attention_kernel(q, keys, values, out, lse, state, capacity, scale, window, HEADS: tl.constexpr,
+                     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr,
+                     BLOCK: tl.constexpr, R: tl.constexpr, WHOLE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -126,9 +126,9 @@ def attention(
     kv_heads, capacity, d = keys.shape
     heads = out.shape[2]
     group = heads // kv_heads
-    launch(kernel, (kv_heads, out.shape[0]), q, keys, values, out, lse, state, capacity, scale, window or 1 << 30,
-           pdl=pdl, num_warps=4, HEADS=heads, GROUP=group, GROUP_PAD=triton.next_power_of_2(group), D=d,
-           SPLIT=KV_SPLIT, BLOCK=BLOCK, R=ROWS, WHOLE=whole)  # fmt: skip
+    launch(attention_kernel, (kv_heads, out.shape[0]), q, keys, values, out, lse, state, capacity, scale,
+           window or 1 << 30, pdl=pdl, num_warps=4, HEADS=heads, GROUP=group, GROUP_PAD=triton.next_power_of_2(group),
+           D=d, SPLIT=KV_SPLIT, BLOCK=BLOCK, R=ROWS, WHOLE=whole)  # fmt: skip
 
 
 def merge(out: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ def reference(tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def kernel(tokens, table, out, hidden, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def embed_kernel(tokens, table, out, hidden, BLOCK: tl.constexpr, PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -29,7 +29,7 @@ def kernel(tokens, table, out, hidden, BLOCK: tl.constexpr, PDL: tl.constexpr):
 
 def embed(tokens: torch.Tensor, table: torch.Tensor, out: torch.Tensor, pdl: bool = False) -> None:
     """tokens (ROWS,) int32, table (vocab, hidden) -> out (ROWS, hidden) float32."""
-    launch(kernel, (ROWS,), tokens, table, out, table.shape[1], pdl=pdl, BLOCK=1024)
+    launch(embed_kernel, (ROWS,), tokens, table, out, table.shape[1], pdl=pdl, BLOCK=1024)
 
 
 def case(hidden: int, vocab: int, dtype: torch.dtype, device: torch.device) -> Case:

@@ -19,9 +19,9 @@ def reference(h: torch.Tensor, norm: torch.Tensor, gate: Matrix, up: Matrix, eps
 
 
 @triton.jit
-def kernel(h, norm, gate, gate_scales, up, up_scales, out, N, eps, K: tl.constexpr, BK: tl.constexpr,
-           PARTS: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, TYPE: tl.constexpr, R: tl.constexpr,
-           PDL: tl.constexpr):  # fmt: skip
+def gate_up_kernel(h, norm, gate, gate_scales, up, up_scales, out, N, eps, K: tl.constexpr, BK: tl.constexpr,
+                   PARTS: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, TYPE: tl.constexpr, R: tl.constexpr,
+                   PDL: tl.constexpr):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     first = tl.program_id(0) * 16
@@ -58,7 +58,7 @@ def gate_up(
 ) -> None:  # fmt: skip
     """h (ROWS, hidden) float32, gate and up (inner, hidden) -> out (ROWS, inner)."""
     n = gate.shape[0]
-    launch(kernel, (n // 16,), h, norm, *operands(gate), *operands(up), out, n, eps, pdl=pdl, num_warps=8,
+    launch(gate_up_kernel, (n // 16,), h, norm, *operands(gate), *operands(up), out, n, eps, pdl=pdl, num_warps=8,
            **tile(gate), R=ROWS)  # fmt: skip
 
 

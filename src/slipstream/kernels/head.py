@@ -18,9 +18,9 @@ def reference(h: torch.Tensor, norm: torch.Tensor, w: Matrix, eps: float) -> tor
 
 
 @triton.jit
-def kernel(h, norm, w, scales, out, N, eps, BN: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
-           FORMAT: tl.constexpr, GROUP: tl.constexpr, TYPE: tl.constexpr, R: tl.constexpr,
-           PDL: tl.constexpr):  # fmt: skip
+def head_kernel(h, norm, w, scales, out, N, eps, BN: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+                PARTS: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, TYPE: tl.constexpr, R: tl.constexpr,
+                PDL: tl.constexpr):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     first = tl.program_id(0) * BN
@@ -47,8 +47,8 @@ def kernel(h, norm, w, scales, out, N, eps, BN: tl.constexpr, K: tl.constexpr, B
 def head(h: torch.Tensor, norm: torch.Tensor, w: Matrix, out: torch.Tensor, eps: float, pdl: bool = False) -> None:
     """h (ROWS, hidden) float32, w (vocab, hidden) -> out (ROWS, vocab) float32."""
     n = w.shape[0]
-    launch(kernel, (triton.cdiv(n, 32),), h, norm, *operands(w), out, n, eps, pdl=pdl, num_warps=8, BN=32, **tile(w),
-           R=ROWS)  # fmt: skip
+    launch(head_kernel, (triton.cdiv(n, 32),), h, norm, *operands(w), out, n, eps, pdl=pdl, num_warps=8, BN=32,
+           **tile(w), R=ROWS)  # fmt: skip
 
 
 def case(hidden: int, vocab: int, dtype: torch.dtype, device: torch.device, format: str = "plain") -> Case:

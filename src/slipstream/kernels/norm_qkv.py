@@ -61,10 +61,11 @@ def reference(
 
 
 @triton.jit
-def kernel(h, norm, w, scales, bias, q_norm, k_norm, cos_sin, q, keys, values, state, capacity, eps,
-           HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BIAS: tl.constexpr,
-           HEAD_NORM: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, FORMAT: tl.constexpr,
-           GROUP: tl.constexpr, TYPE: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+def norm_qkv_kernel(h, norm, w, scales, bias, q_norm, k_norm, cos_sin, q, keys, values, state, capacity, eps,
+                    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
+                    BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+                    PARTS: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, TYPE: tl.constexpr,
+                    R: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     programs: tl.constexpr = D // 2 // HALF
@@ -149,9 +150,9 @@ def norm_qkv(
     heads = q.shape[1] // d
     half = d // 2 if head_norm is not None else 16
     programs = (heads + 2 * kv_heads) * (d // 2 // half)
-    launch(kernel, (programs,), h, norm, *operands(w), h if bias is None else bias,
-           *((h, h) if head_norm is None else head_norm), cos_sin, q, keys, values, state, capacity, eps,
-           pdl=pdl, num_warps=8, HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half, BIAS=bias is not None,
+    launch(norm_qkv_kernel, (programs,), h, norm, *operands(w), h if bias is None else bias,
+           *((h, h) if head_norm is None else head_norm), cos_sin, q, keys, values, state, capacity, eps, pdl=pdl,
+           num_warps=8, HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half, BIAS=bias is not None,
            HEAD_NORM=head_norm is not None, **tile(w), R=ROWS)  # fmt: skip
 
 

@@ -55,9 +55,10 @@ def merged_tile(x, lse, rows, k0, K, first, last, D: tl.constexpr, BK: tl.conste
 
 
 @triton.jit
-def kernel(x, lse, w, scales, h, state, N, window, MERGE: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr,
-           K: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
-           TYPE: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+def projection_kernel(x, lse, w, scales, h, state, N, window, MERGE: tl.constexpr, D: tl.constexpr,
+                      SPLIT: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
+                      FORMAT: tl.constexpr, GROUP: tl.constexpr, TYPE: tl.constexpr, R: tl.constexpr,
+                      PDL: tl.constexpr):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     first = tl.program_id(0) * 16
@@ -94,15 +95,15 @@ def attention_projection(
 ) -> None:  # fmt: skip
     """Attention's parts (splits, ROWS, heads, d) and lse, w (hidden, heads * d): h (ROWS, hidden) += merged w^T."""
     n = w.shape[0]
-    launch(kernel, (n // 16,), parts, lse, *operands(w), h, state, n, window or 1 << 30, pdl=pdl, num_warps=8,
-           MERGE=True, D=parts.shape[3], SPLIT=KV_SPLIT, **tile(w), R=ROWS)  # fmt: skip
+    launch(projection_kernel, (n // 16,), parts, lse, *operands(w), h, state, n, window or 1 << 30, pdl=pdl,
+           num_warps=8, MERGE=True, D=parts.shape[3], SPLIT=KV_SPLIT, **tile(w), R=ROWS)  # fmt: skip
 
 
 def projection(x: torch.Tensor, w: Matrix, h: torch.Tensor, state: torch.Tensor, pdl: bool = False) -> None:
     """x (ROWS, k), w (hidden, k): h (ROWS, hidden) += x w^T, for the rows that run."""
     n = w.shape[0]
-    launch(kernel, (n // 16,), x, x, *operands(w), h, state, n, 1 << 30, pdl=pdl, num_warps=8, MERGE=False, D=1,
-           SPLIT=KV_SPLIT, **tile(w), R=ROWS)  # fmt: skip
+    launch(projection_kernel, (n // 16,), x, x, *operands(w), h, state, n, 1 << 30, pdl=pdl, num_warps=8, MERGE=False,
+           D=1, SPLIT=KV_SPLIT, **tile(w), R=ROWS)  # fmt: skip
 
 
 def case(

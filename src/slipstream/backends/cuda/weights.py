@@ -52,6 +52,16 @@ class Weights:
             tensors += [w.attention_norm, w.qkv, w.o, w.ffn_norm, w.gate_up, w.down]
         return sum(t.nbytes for t in tensors)
 
+    def kernel_bytes(self) -> dict[str, int]:
+        """The weights that each kernel reads in a pass, by its name in a profile."""
+        return {
+            "model_pass": self.pass_bytes(),
+            "norm_qkv_kernel": sum(w.qkv.nbytes for w in self.layers),
+            "projection_kernel": sum(w.o.nbytes + w.down.nbytes for w in self.layers),
+            "gate_up_kernel": sum(w.gate_up.nbytes for w in self.layers),
+            "head_kernel": self.head.nbytes,
+        }
+
 
 def numbers(weights: str, dtype: torch.dtype = torch.float16) -> tuple[str, torch.dtype]:
     """The format of linear layers, as `load` takes it, and the dtype of all else, by one of the names WEIGHTS."""
