@@ -88,5 +88,6 @@ $(VENV)/.dev: $(SOURCES) | $(BIN)/python
 
 $(VENV)/.bench: $(SOURCES) | $(BIN)/python
 	@echo "Installing llama-cpp-python, the program we measure against (compiles for about ten minutes, once)"
-	@$(PIP) install -c constraints.txt -e '.[dev,bench]' </dev/null
+	@$(PIP) install -c constraints.txt -e '.[dev,bench]' </dev/null || \
+	  { echo "llama-cpp-python could not be installed, for the reason above; it needs a C++ compiler" >&2; exit 1; }
 	@touch $(VENV)/.package $(VENV)/.dev $@

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from worker import Worker
+from worker import Worker, require_peer
 
 from slipstream.bench import results
 from slipstream.bench.machine import read_bandwidth
@@ -266,6 +266,7 @@ def main() -> None:
     chosen = options.rows.split(",")
     if unknown := set(chosen) - set(ROWS):
         parser.error(f"no rows {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+    require_peer("llama_cpp")
 
     rows = []
     with ExitStack() as stack:

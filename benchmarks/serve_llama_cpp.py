@@ -15,10 +15,13 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+
+from worker import require_peer
 
 from slipstream.bench import results
 from slipstream.bench.endpoint import HttpEndpoint
@@ -41,25 +44,30 @@ def running(*command: str) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     url = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen(
-        [sys.executable, "-m", *(port if part == "PORT" else part for part in command)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        limit = time.monotonic() + 60
-        while True:
-            try:
-                exchange(f"{url}/v1/models", timeout_s=5)
-                break
-            except EndpointError:
-                if process.poll() is not None or time.monotonic() > limit:
-                    sys.exit(f"`python -m {' '.join(command)}` did not come up; run it by hand to see why")
-                time.sleep(0.2)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(30)
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *(port if part == "PORT" else part for part in command)],
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+        )
+        try:
+            limit = time.monotonic() + 60
+            while True:
+                try:
+                    exchange(f"{url}/v1/models", timeout_s=5)
+                    break
+                except EndpointError:
+                    if process.poll() is not None or time.monotonic() > limit:
+                        said.seek(0)
+                        last = said.read().decode("utf-8", "replace").strip().splitlines()[-1:]
+                        sys.exit(
+                            f"`python -m {' '.join(command)}` did not come up: {''.join(last) or 'it said nothing'}"
+                        )
+                    time.sleep(0.2)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(30)
 
 
 def rows(run: Run) -> list[results.Row]:
@@ -103,6 +111,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write every answer as JSON Lines")
     parser.add_argument("--html", type=Path, help="write a report")
     options = parser.parse_args()
+    require_peer("llama_cpp", "sse_starlette", "starlette_context", "pydantic_settings")
 
     checkpoint = load_checkpoint(options.model)
     threads = str(options.threads)

@@ -19,12 +19,22 @@ import os
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 CONTEXT = 4096
+
+
+def require_peer(*modules: str) -> None:
+    """Ends the program with what is missing, in a line, where llama.cpp is not installed."""
+    if missing := [name for name in modules if find_spec(name) is None]:
+        sys.exit(
+            f"llama.cpp to compare with is not installed (no {', '.join(missing)}): `make bench` installs it, "
+            "or pip install -e '.[bench]'; both need a C++ compiler"
+        )
 
 
 class Program(Protocol):

@@ -5,17 +5,31 @@ The truth that a measurement must find is `Served`: stamps of the same clock, ta
 
 from __future__ import annotations
 
+import functools
 import json
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 HEAD = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+
+
+def patiently(test: Callable[..., None]) -> Callable[..., None]:
+    """Tries up to five times: a busy machine delays a thread now and then, a wrong figure is wrong every time."""
+
+    @functools.wraps(test)
+    def again(*args: Any, **kwargs: Any) -> None:
+        for _ in range(4):
+            with suppress(AssertionError):
+                return test(*args, **kwargs)
+        return test(*args, **kwargs)
+
+    return again
 
 
 @dataclass

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from fakes import FakeBackend, FakeCache, fake_llm
+from scripted_server import patiently
 
 from slipstream.bench.agent_loop import http_create, run_agent
 from slipstream.bench.endpoint import HttpEndpoint, Question
@@ -59,6 +60,7 @@ def url() -> Iterator[str]:
     thread.join(20)
 
 
+@patiently
 def test_the_times_are_those_of_the_engines_rounds(url: str) -> None:
     answer = HttpEndpoint(url).ask(FORCED)
     found = figures(answer, FORCED)

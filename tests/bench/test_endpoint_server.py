@@ -1,7 +1,7 @@
 """A scripted server with known timings: its true figures must come back through a real socket and the command.
 
 Truth is the server's own stamps, so a busy machine delays both. What remains is the time from one thread's send to the
-other's read, for which TOLERANCE allows.
+other's read, for which TOLERANCE allows, patiently.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from scripted_server import Script, ScriptedServer, chunk, event, plain, usage
+from scripted_server import Script, ScriptedServer, chunk, event, patiently, plain, usage
 
 from slipstream.bench.endpoint import HttpEndpoint, Question
 from slipstream.bench.endpoint_figures import Figures, figures
 from slipstream.cli.bench_serve import command
 from slipstream.errors import SlipstreamError
+from slipstream.models.checkpoint import list_models
 
 TOLERANCE = 0.03
 QUESTION = Question("q", [{"role": "user", "content": "?"}], max_tokens=100)
@@ -33,6 +34,7 @@ def near(value: float) -> Any:
     return pytest.approx(value, abs=TOLERANCE)
 
 
+@patiently
 def test_a_late_first_token_is_ttft_and_not_tpot() -> None:
     with ScriptedServer(plain(["a"] * 6, gap_s=0.04, first_s=0.3, tokens=6)) as server:
         found, truth = measured(server), server.served[0]
@@ -43,6 +45,7 @@ def test_a_late_first_token_is_ttft_and_not_tpot() -> None:
     assert found.problem is None
 
 
+@patiently
 def test_several_tokens_a_chunk_are_counted_by_usage() -> None:
     """Four chunks of four tokens, 60 ms apart: 15 ms a token, not 60."""
     with ScriptedServer(plain(["four words in here "] * 4, gap_s=0.06, first_s=0.05, tokens=16)) as server:
@@ -52,6 +55,7 @@ def test_several_tokens_a_chunk_are_counted_by_usage() -> None:
     assert len(found.chunk_gaps_s) == 3
 
 
+@patiently
 def test_stalls_are_chunk_gaps_and_keep_alives_end_none() -> None:
     pieces = [(0.02, event(chunk(content=c), "\r\n\r\n")) for c in "abc"]
     pieces[2:2] = [(0.1, b": keep-alive\r\n\r\n"), (0.1, b": keep-alive\r\n\r\n")]
@@ -63,6 +67,7 @@ def test_stalls_are_chunk_gaps_and_keep_alives_end_none() -> None:
     assert max(found.chunk_gaps_s) > 0.2
 
 
+@patiently
 def test_a_chunk_counts_when_its_last_byte_has_come() -> None:
     """A character, and with it the chunk, is split over two TCP segments 150 ms apart."""
     whole = event(chunk(content="naïve"))
@@ -74,6 +79,7 @@ def test_a_chunk_counts_when_its_last_byte_has_come() -> None:
     assert found.ttft_s > 0.14
 
 
+@patiently
 def test_the_role_only_chunk_is_no_token_and_reasoning_is() -> None:
     pieces = [
         (0.0, event(chunk(role="assistant", content=None))),
@@ -91,6 +97,7 @@ def bench(server: ScriptedServer, *args: str, requests: int = 2) -> Result:
     return CliRunner().invoke(command, options)
 
 
+@patiently
 def test_the_command_reports_the_truth_as_json_and_jsonl(tmp_path: Path) -> None:
     script = plain(["one ", "two ", "three "], gap_s=0.05, first_s=0.1, tokens=3)
     metrics = [f"slipstream_rounds_total {n}\nslipstream_accepted_tokens_total {n / 2}\n" for n in (10, 30)]
@@ -119,6 +126,7 @@ def test_without_usage_the_command_prints_no_rate_and_says_why() -> None:
     assert "TTFT" in shown.stdout
 
 
+@patiently
 def test_a_question_that_fails_is_counted_and_the_others_measured() -> None:
     script = plain(["one ", "two "], gap_s=0.02, first_s=0.01, tokens=2)
     broken = Script(script.pieces[:2], cut=True)
@@ -130,6 +138,16 @@ def test_a_question_that_fails_is_counted_and_the_others_measured() -> None:
     assert summary["decode_tokens_per_s"]["p50"]["value"] == pytest.approx(50, rel=0.5)
 
 
+def test_counts_are_checked_by_the_local_tokenizer_of_the_models_name() -> None:
+    if not any(model.name == "smollm2" and model.path for model in list_models()):
+        pytest.skip("the built-in model is not installed")
+    script = plain(["one ", "two ", "three "], gap_s=0.01, first_s=0.01, tokens=3)
+    with ScriptedServer(script) as server:
+        known, other = (json.loads(bench(server, "--model", m, "--json").stdout) for m in ("smollm2", "scripted"))
+    assert known["local_tokens"] > 0
+    assert other["local_tokens"] is None
+
+
 def test_a_tier_other_than_asked_is_pointed_out() -> None:
     script = plain(["one ", "two "], gap_s=0.01, first_s=0.01, tokens=2)
     with ScriptedServer(script) as server:
@@ -138,6 +156,7 @@ def test_a_tier_other_than_asked_is_pointed_out() -> None:
     assert server.served[0].request["service_tier"] == "priority"
 
 
+@patiently
 def test_two_endpoints_are_asked_in_alternating_turns_and_compared() -> None:
     fast = plain(["a "] * 5, gap_s=0.02, first_s=0.02, tokens=5)
     slow = plain(["a "] * 5, gap_s=0.06, first_s=0.06, tokens=5)

@@ -1,6 +1,7 @@
 """The results format: checked when written and read, and rendered as tables."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,28 @@ def test_the_topic_all_shows_every_file_under_its_name(tmp_path):
     assert shown.index("### a_topic") < shown.index("### b_topic")
     assert shown.count("cpu-chat") == 2
     assert "old" not in shown
+
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_every_committed_topic_stands_on_the_page_with_one_command_that_makes_it() -> None:
+    text = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+    commands = text[text.index("## Reproduce") : text.index("## Results")]
+    for path in BENCHMARKS.glob("results/*.json"):
+        assert f"`{path.stem}`" in commands, f"add how to make {path.stem} to benchmarks/README.md, Reproduce"
+        assert f"### {path.stem}\n" in text, "run `make docs-tables`"
+        for row in read(path).rows:
+            assert f"| {row.id} |" in text, "run `make docs-tables`"
+    for script in re.findall(r"`python (benchmarks/\w+\.py)", commands):
+        assert (BENCHMARKS.parent / script).exists(), script
+
+
+def test_a_missing_peer_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from worker import require_peer
+
+    require_peer("json")
+    with pytest.raises(SystemExit, match=r"not installed \(no no_such_peer\): `make bench` installs it") as stopped:
+        require_peer("json", "no_such_peer")
+    assert "\n" not in str(stopped.value)

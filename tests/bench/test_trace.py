@@ -119,6 +119,24 @@ def test_price_of_a_faster_tier_is_stated_for_each_hour_it_saves() -> None:
     assert fast.usd_per_hour_saved == pytest.approx(6 / 0.9)
 
 
+def test_a_task_bears_the_price_at_which_waiting_and_paying_cost_the_same() -> None:
+    """1 h at $6 list becomes 0.1 h; at $20 an hour that saves $18, so the bill may be $24: four times the list."""
+    chain, price = [Turn(0, 0, 360_000)], Price(0, 0, 6 / 0.36)
+    _, fast, dear = compare_tiers(chain, [Tier(100), Tier(1000, 4), Tier(1000, 6)], price, 1e4, 0, usd_per_hour=20)
+    assert fast.bears == dear.bears == pytest.approx(4)
+    assert fast.usd + 20 * fast.clock.total_s / 3600 == pytest.approx(6 + 20)
+    assert not dear.pays
+
+
+@pytest.mark.parametrize(("hour", "price_is_the_limit"), [("5", [False, True, True]), ("40", [False, False, False])])
+def test_the_table_names_price_as_the_limit_where_a_tier_costs_more_than_it_saves(
+    hour: str, price_is_the_limit: list[bool]
+) -> None:
+    tiers = ["--tier", "100@1", "--tier", "1000@2", "--tier", "2000@4"]
+    shown = CliRunner().invoke(rollout, [*tiers, "--hour", hour]).output.splitlines()[1:4]
+    assert [", price" in line for line in shown] == price_is_the_limit, shown
+
+
 @pytest.mark.parametrize("multiplier", [2, 3, 6])
 def test_a_tier_multiplies_the_whole_bill(multiplier: float) -> None:
     base, dear = compare_tiers(trajectory(), [Tier(100), Tier(2000, multiplier)], Price(1, 0.1, 4), 1e4, 0)

@@ -4,33 +4,24 @@
 
 The task is real, the tools are real, and a small model will mostly fail; what counts is that prompts grow, tools take
 time and every call depends on the one before. `create` is that of any OpenAI-style client, so a `Recorder` fits around
-it. Tests run what a model wrote: in a process of their own, with limits of time, memory and file size, without network
-where the system lets an ordinary user take it away (Linux namespaces), and never with more rights than this process.
+it. Tests run what a model wrote, so they run in a `sandbox`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from slipstream.bench import sandbox
 from slipstream.bench.stream_clock import EndpointError, exchange
 
 SHOWN_CHARS = 1000
 TEST_S = 20
-MEMORY_BYTES = 1 << 30
-FILE_BYTES = 1 << 20
 
 FILES = {
     "basket.py": '''"""Prices of a shopping basket, in cents."""
@@ -120,69 +111,22 @@ class Workspace:
         if text.count(old) != 1 or not old:
             return f"error: the old text occurs {text.count(old) if old else 0} times in {path}; it must occur once"
         changed = text.replace(old, new)
-        if len(changed) > FILE_BYTES:
+        if len(changed) > sandbox.FILE_BYTES:
             return "error: the file would be too large"
         file.write_text(changed, encoding="utf-8")
         return f"edited {path}"
 
     def run_tests(self) -> str:
-        command = [*_without_network(), sys.executable, "-E", "-s", "-B", "-m", "unittest", "-q"]
-        process = subprocess.Popen(
-            command,
-            cwd=self.root,
-            env={"PATH": os.defpath, "HOME": str(self.root)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            preexec_fn=_limit if os.name == "posix" else None,
-        )
-        try:
-            said, _ = process.communicate(timeout=TEST_S)
-        except subprocess.TimeoutExpired:
-            said = f"error: the tests did not end within {TEST_S} s"
-        finally:
-            _end(process)
-        self.passed = process.returncode == 0
-        return said[-SHOWN_CHARS:]  # the verdict stands at the end
+        command = [sandbox.PYTHON, "-E", "-s", "-S", "-B", "-m", "unittest", "-q"]
+        done = sandbox.run(self.root, command, seconds=TEST_S, chars=SHOWN_CHARS)  # the verdict stands at the end
+        self.passed = done.code == 0
+        return done.said if done.code is not None else f"error: the tests did not end within {TEST_S} s"
 
     def _inside(self, path: str) -> Path:
         file = (self.root / path).resolve()
         if not file.is_relative_to(self.root) or not file.is_file():
             raise ValueError(f"there is no file {path!r}; there are {', '.join(FILES)}")
         return file
-
-
-def _limit() -> None:
-    import resource
-
-    for what, most in (
-        (resource.RLIMIT_CPU, TEST_S),
-        (resource.RLIMIT_AS, MEMORY_BYTES),
-        (resource.RLIMIT_FSIZE, FILE_BYTES),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(what, (most, most))
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Whatever the tests started ends with them."""
-    if os.name == "posix":
-        with suppress(ProcessLookupError):  # all gone already
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.communicate()
-
-
-@cache
-def _without_network() -> tuple[str, ...]:
-    command = ("unshare", "--map-root-user", "--net", "--")
-    if shutil.which(command[0]) is None:
-        return ()
-    return command if subprocess.run([*command, "true"], capture_output=True).returncode == 0 else ()
 
 
 @dataclass(frozen=True)

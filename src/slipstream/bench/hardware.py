@@ -51,8 +51,9 @@ class Hardware:
 class Launch:
     """How a pass is launched: see `launch.toml` for the model behind the numbers.
 
-    bandwidth_share, flops_share: what is left of the read rate and of the peak arithmetic. unpack_share: what is left of
-    the former for weights of a dtype that is slow to unpack. us_per_row: what each row after the first adds to a kernel.
+    bandwidth_share, flops_share: what is left of the read rate and of the peak arithmetic. unpack_share: what is left
+    of the former for weights of a dtype that is slow to unpack. us_per_row: what each row after the first adds to a
+    kernel.
     """
 
     id: str

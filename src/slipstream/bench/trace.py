@@ -124,25 +124,42 @@ class Tier:
 class Comparison:
     """A trace at one tier. usd_per_hour_saved: extra dollars for each hour less than at the first tier; None there.
 
-    A faster tier pays when an hour of waiting (people, machines, a training run) is worth more than that.
+    A faster tier pays when an hour of waiting (people, machines, a training run) is worth more than that. bears: the
+    multiple of the list price at which tier and first tier cost the same, waiting included.
     """
 
     tier: Tier
     clock: Clock
     usd: float
     usd_per_hour_saved: float | None
+    bears: float | None = None
+
+    @property
+    def pays(self) -> bool:
+        return self.bears is None or self.tier.multiplier <= self.bears
 
 
 def compare_tiers(
-    turns: Sequence[Turn], tiers: Sequence[Tier], price: Price, prefill_tokens_per_s: float, call_s: float
+    turns: Sequence[Turn],
+    tiers: Sequence[Tier],
+    price: Price,
+    prefill_tokens_per_s: float,
+    call_s: float,
+    usd_per_hour: float = 0.0,
 ) -> list[Comparison]:
-    """Replay `turns` at each tier and set time against money, relative to the first."""
+    """Replay `turns` at each tier and set time against money, relative to the first.
+
+    usd_per_hour: what an hour less of waiting is worth.
+    """
+    list_usd = price.of(turns)
     rows: list[Comparison] = []
     for tier in tiers:
         clock = replay(turns, Speed(tier.decode_tokens_per_s, prefill_tokens_per_s, call_s))
         usd = price.of(turns, tier.multiplier)
         saved_s = rows[0].clock.total_s - clock.total_s if rows else 0.0
-        rows.append(Comparison(tier, clock, usd, (usd - rows[0].usd) / saved_s * 3600 if saved_s > 0 else None))
+        each_hour = (usd - rows[0].usd) / saved_s * 3600 if saved_s > 0 else None
+        bears = (rows[0].usd + usd_per_hour * saved_s / 3600) / list_usd if rows and list_usd else None
+        rows.append(Comparison(tier, clock, usd, each_hour, bears))
     return rows
 
 

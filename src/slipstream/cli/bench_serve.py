@@ -29,7 +29,12 @@ EACH = "; once for all, or once for each --url"
 @click.option("--key", "keys", multiple=True, envvar="SLIPSTREAM_BENCH_KEY", help=f"API key; never written{EACH}.")
 @click.option("--tier", "tiers", multiple=True, help=f"Service tier to ask for{EACH}.")
 @click.option("--name", "names", multiple=True, help="Name in tables, once for each --url.")
-@click.option("--tokenizer", "tokenizers", multiple=True, help=f"Model or tokenizer.json that checks counts{EACH}.")
+@click.option(
+    "--tokenizer",
+    "tokenizers",
+    multiple=True,
+    help=f"Model or tokenizer.json that checks counts; default the local model of that name{EACH}.",
+)
 @click.option(
     "--count-locally", is_flag=True, help="Let --tokenizer count where a server sends no usage; noted as such."
 )
@@ -175,6 +180,8 @@ def _open(
         return engine
     checks = _tokenizer(tokenizer) if tokenizer else None
     endpoint = HttpEndpoint(url, model, key, tier, body, timeout_s, name, checks, count_locally)
+    if checks is None:
+        endpoint.tokenizer = _own_tokenizer(endpoint.model)
     endpoint.parameters = known_parameters(endpoint.model or "")
     return endpoint
 
@@ -187,6 +194,19 @@ def _tokenizer(name: str) -> Tokenizer:
     path = Path(name)
     folder = path.parent if path.name == "tokenizer.json" else path
     return load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else load_checkpoint(name).tokenizer
+
+
+def _own_tokenizer(model: str | None) -> Tokenizer | None:
+    """Of the model of that name on this machine, if there is one."""
+    from slipstream.errors import SlipstreamError
+    from slipstream.models.checkpoint import list_models, load_checkpoint
+
+    if model not in {known.name for known in list_models()}:
+        return None
+    try:
+        return load_checkpoint(model or "").tokenizer
+    except SlipstreamError:
+        return None  # it is here in part, or of a kind that cannot be read
 
 
 @contextmanager

@@ -44,7 +44,15 @@ def replay_options(command: F) -> F:
             help="List price, USD a million tokens: fresh input, cached input, output.",
         ),
         click.option(
-            "--call", "call_s", type=float, default=0.0, show_default=True, help="Seconds a call costs besides tokens."
+            "--hour",
+            "usd_per_hour",
+            type=click.FloatRange(min=0),
+            default=30.0,
+            show_default=True,
+            help="What an hour less of waiting is worth, USD: sets the price multiple that the task bears.",
+        ),
+        click.option(
+            "--call", "call_s", type=float, default=0.0, show_default=True, help="Seconds of each TTFT besides prefill."
         ),
         click.option("--prefill", type=float, default=10_000.0, show_default=True, help="Prefill rate, tok/s."),
         click.option(
@@ -66,15 +74,20 @@ def report(
     prefill: float,
     call_s: float,
     price: tuple[float, float, float],
+    usd_per_hour: float,
     as_json: bool,
+    measured: dict[str, Any] | None = None,
 ) -> None:
-    """Replay `turns` at each tier and print where time and money go. Raises TraceError for impossible figures."""
+    """Replay `turns` at each tier and print where time and money go. Raises TraceError for impossible figures.
+
+    measured: what a real endpoint took for them, for the JSON document.
+    """
     from slipstream.bench.trace import Price, Speed, Tier, compare_tiers, useful_decode_rate
 
-    rows = compare_tiers(turns, [Tier(*tier) for tier in tiers], Price(*price), prefill, call_s)
+    rows = compare_tiers(turns, [Tier(*tier) for tier in tiers], Price(*price), prefill, call_s, usd_per_hour)
     useful = useful_decode_rate(turns, Speed(tiers[0][0], prefill, call_s))
     if as_json:
-        document = {
+        document: dict[str, Any] = {
             "turns": len(turns),
             "output_tokens": sum(t.output_tokens for t in turns),
             "prefilled_tokens": sum(t.prompt_tokens - t.cached_tokens for t in turns),
@@ -84,10 +97,12 @@ def report(
                 asdict(row.tier)
                 | asdict(row.clock)
                 | {"total_s": row.clock.total_s, "limit": row.clock.limit, "decode_share": row.clock.decode_share}
-                | {"usd": row.usd, "usd_per_hour_saved": row.usd_per_hour_saved}
+                | {"usd": row.usd, "usd_per_hour_saved": row.usd_per_hour_saved, "bears": row.bears, "pays": row.pays}
                 for row in rows
             ],
         }
+        if measured:
+            document["measured"] = measured
         click.echo(json.dumps(document))
         return
 
@@ -97,7 +112,7 @@ def report(
     parts = {"decode": "decode_s", "prefill": "prefill_s", "calls": "call_s", "tools": "tool_s"}
     shown = {name: key for name, key in parts.items() if any(getattr(row.clock, key) for row in rows)}
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for name in ("tok/s", "price", *shown, "total", "limit", "cost", "$/h saved"):
+    for name in ("tok/s", "price", *shown, "total", "limit", "cost", "$/h saved", "bears"):
         table.add_column(name, justify="left" if name == "limit" else "right", no_wrap=True)
     for row in rows:
         clock, saved = row.clock, row.usd_per_hour_saved
@@ -106,9 +121,11 @@ def report(
             f"{row.tier.multiplier:g}x",
             *(duration(getattr(clock, key)) for key in shown.values()),
             f"[bold]{duration(clock.total_s)}[/]",
-            f"decode {clock.decode_share:.0%}" if clock.limit == "decode" else clock.limit,
+            (f"decode {clock.decode_share:.0%}" if clock.limit == "decode" else clock.limit)
+            + ("" if row.pays else ", price"),
             f"${row.usd:,.2f}",
             f"{saved:,.2f}" if saved is not None else "",
+            f"{row.bears:.3g}x" if row.bears is not None else "",
         )
     console = Console(highlight=False)
     console.print(table)
