@@ -20,14 +20,18 @@ def programs() -> Path | None:
     return next((folder for folder in folders if (folder / "initdb").exists()), None)
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 @contextmanager
 def server(bin: Path) -> Iterator[tuple[str, subprocess.Popen]]:
     """The URL of its database, and the process."""
     own = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.getuid() == 0 else {}  # it refuses root
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **own}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         if own:
             shutil.chown(folder, "nobody", "nogroup")

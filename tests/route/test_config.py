@@ -105,8 +105,10 @@ def test_the_documented_settings_are_valid():
     from slipstream.route.gateway import make_policies
 
     page = (Path(__file__).parents[2] / "docs" / "route.md").read_text(encoding="utf-8")
-    settings, database, keys = re.findall(r"```toml\n(.*?)```", page, re.S)
+    settings, database, limits, keys = re.findall(r"```toml\n(.*?)```", page, re.S)
+    database += limits.replace("[ledger]\n", "")
     config = read_config(settings + database + keys.replace("sha256:...", "sha256:" + "0" * 64))
     assert config.ledger.url == "postgresql://router@db.internal/route"
+    assert config.ledger.limits == "redis://limits.internal/0"
     assert set(make_policies(config)) == {"auto"}
     assert config.keys[0].budget.usd == 5.0

@@ -3,10 +3,11 @@
 import asyncio
 import sqlite3
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from postgres import programs, server
+from redis_server import redis_server
 from upstreams import Fake, routing, table, targets
 
 from slipstream.route.config import Budget, RouteConfigError, read_config
@@ -28,11 +29,23 @@ def postgres():
         yield url
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(scope="module")
+def redis_url():
+    with redis_server() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
 def settings(request, tmp_path):
     """An empty ledger's settings."""
     if request.param == "sqlite":
         return Settings(path=tmp_path / "route.db")
+    if request.param == "redis":
+        import redis
+
+        url = request.getfixturevalue("redis_url")
+        redis.Redis.from_url(url).flushall()
+        return Settings(path=tmp_path / "route.db", limits=url)
     import psycopg
 
     url = request.getfixturevalue("postgres")
@@ -79,6 +92,87 @@ def test_a_rate_limit_holds_across_routers(settings):
 
     with open_ledgers(settings, 2) as ledgers:
         asyncio.run(main(*ledgers))
+
+
+@pytest.fixture
+def two(redis_url, tmp_path):
+    """Ledgers in their own files that share their limits alone."""
+    import redis
+
+    redis.Redis.from_url(redis_url).flushall()
+    found = [Ledger(Settings(path=tmp_path / f"{name}.db", limits=redis_url)) for name in "ab"]
+    yield found
+    for one in found:
+        one.close()
+
+
+def test_routers_with_a_redis_share_budgets_limits_and_bills_but_no_rows(two):
+    one, other = two
+    limited = Allowance(tokens_per_minute=100, budgets=ONE_DOLLAR.budgets)
+
+    async def main() -> None:
+        await one.admit(row("a", reserved=0.3), limited)
+        await one.decided("a", {"target": "t"})
+        with pytest.raises(ApiError, match=r"the day's budget of route r is spent \(\$1\)"):
+            await other.admit(row("b", reserved=0.8), limited)
+        assert await one.billed("a", {"cost": 0.5, "judge_cost": 0.1, "input": 90, "output": 9})
+        assert not await one.billed("a", {"cost": 0.5})
+        await other.admit(row("c", reserved=0.4), limited)  # 0.6 are spent, and nothing is reserved any more
+        assert await other.billed("c", {"cost": 0.0, "input": 1})
+        with pytest.raises(ApiError, match="rate limit of key 'k'") as refused:
+            await one.admit(row("d"), limited)
+        assert 50 < refused.value.retry_s <= 60
+        await one.admit(row("d", key="another"), limited)
+        await one.decided("d", {"target": "t"})
+
+    asyncio.run(main())
+    assert [[r["id"] for r in read_rows(ledger.source)] for ledger in (one, other)] == [["a", "d"], ["c"]]
+
+
+def test_an_admission_that_is_written_again_counts_once_in_redis(two):
+    one, _ = two
+    asked = ("a", time.time(), "2026-01-31", "k", "r", 0.6, (1, 0), [("route:r", "total", 1.0)])
+    assert [one._limits.admit(*asked) for _ in range(2)] == [("", "")] * 2
+    assert one._limits.admit("b", *asked[1:])[0] == "limit"
+    assert one._limits.admit("b", *asked[1:6], (0, 0), asked[7])[0] == "budget"
+
+
+def test_what_a_dead_router_reserved_in_redis_becomes_its_bill(two):
+    one, other = two
+
+    async def main() -> None:
+        await one.admit(row("a", started=time.time() - LOST_S - 1, reserved=0.7), Allowance())
+        total = Allowance(budgets=[("route:r", Budget(usd=1.0, period="total"))])
+        await other.admit(row("b", reserved=0.2), total)
+        with pytest.raises(ApiError, match="budget"):
+            await other.admit(row("c", reserved=0.2), total)
+        await one.billed("a", {"cost": 0.1})  # too late: it is billed already
+        with pytest.raises(ApiError, match="budget"):
+            await other.admit(row("c", reserved=0.2), total)
+
+    asyncio.run(main())
+
+
+def test_without_its_redis_a_router_lets_nobody_in_and_still_writes_its_bills(tmp_path):
+    async def main(ledger, stop) -> None:
+        await ledger.admit(row("a"), Allowance())
+        stop()
+        with pytest.raises(ApiError, match="cannot be written") as refused:
+            await ledger.admit(row("b"), Allowance())
+        assert refused.value.status == 503
+        assert await ledger.billed("a", {"cost": 0.5, "status": "ok"})
+
+    with ExitStack() as running:
+        ledger = Ledger(Settings(path=tmp_path / "route.db", limits=running.enter_context(redis_server())))
+
+        def stop() -> None:
+            running.close()
+            ledger._limits.close()  # the server in Python would answer on connections that are open
+
+        asyncio.run(main(ledger, stop))
+        ledger.close()
+    (told,) = read_rows(tmp_path / "route.db")
+    assert told["cost"] == 0.5
 
 
 def test_a_row_is_billed_once_whoever_bills_it(settings):
@@ -182,17 +276,26 @@ def test_what_cannot_be_opened_is_told_with_its_remedy(tmp_path):
         Ledger(Settings(path=tmp_path))
     with pytest.raises(LedgerError, match=r"see \[ledger\] url"):
         Ledger(Settings(url="postgresql://router@127.0.0.1:9/none"))
+    with pytest.raises(LedgerError, match=r"see \[ledger\] limits"):
+        Ledger(Settings(path=tmp_path / "a.db", limits="redis://127.0.0.1:9/0"))
     (tmp_path / "no.db").write_text("this is no database, whatever its name says, and it is long enough to tell")
     with pytest.raises(LedgerError, match="not a database"):
         list(read_rows(tmp_path / "no.db"))
 
 
 @pytest.mark.parametrize(
-    ("url", "said"), [("postgresql://a:secret@h/d", "must not hold a password"), ("redis://h", "must be a postgresql")]
+    ("setting", "said"),
+    [
+        ('url = "postgresql://a:secret@h/d"', "must not hold a password"),
+        ('url = "redis://h"', "must be a postgresql"),
+        ('limits = "redis://:secret@h"', "must not hold a password"),
+        ('limits = "redis://h?password=secret"', "must not hold a password"),
+        ('limits = "http://h"', "must be a redis"),
+    ],
 )
-def test_a_ledgers_address_is_checked_and_holds_no_password(url, said):
+def test_a_ledgers_addresses_are_checked_and_hold_no_password(setting, said):
     with pytest.raises(RouteConfigError, match=said):
-        read_config(f'[ledger]\nurl = "{url}"\n[targets.a]\nurl = "http://x"\n[routes.auto]\n')
+        read_config(f'[ledger]\n{setting}\n[targets.a]\nurl = "http://x"\n[routes.auto]\n')
 
 
 def test_a_locked_file_is_one_clear_error_and_then_works_again(tmp_path, monkeypatch):

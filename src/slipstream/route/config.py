@@ -230,7 +230,8 @@ class Server(_Settings):
 
 class Ledger(_Settings):
     """Where decisions and bills are kept. path: an SQLite file. url: a PostgreSQL database instead, for routers on
-    several machines; its password comes from libpq's PGPASSWORD or ~/.pgpass.
+    several machines; its password comes from libpq's PGPASSWORD or ~/.pgpass. limits: a Redis where limits and budgets
+    are counted, for routers that each keep their own ledger; its password comes from REDISCLI_AUTH.
 
     fsync: survive the loss of power too, and not only of the process. texts: also keep the conversations, which
     `route train` and `route eval` need. keep_days: None is for ever.
@@ -238,6 +239,7 @@ class Ledger(_Settings):
 
     path: Path = Path("route.db")
     url: str | None = None
+    limits: str | None = None
     fsync: bool = True
     texts: bool = False
     keep_days: Positive | None = None
@@ -252,6 +254,17 @@ class Ledger(_Settings):
             if parts.password or "password" in parts.query:
                 raise ValueError("must not hold a password; set PGPASSWORD, or write ~/.pgpass")
         return url
+
+    @field_validator("limits")
+    @classmethod
+    def _counter(cls, limits: str | None) -> str | None:
+        if limits is not None:
+            parts = urlsplit(limits)
+            if parts.scheme not in ("redis", "rediss", "unix"):
+                raise ValueError("must be a redis:// address")
+            if parts.password or "password" in parts.query:
+                raise ValueError("must not hold a password; set REDISCLI_AUTH")
+        return limits
 
 
 class Config(_Settings):

@@ -1,5 +1,7 @@
 """Every decision and every bill, in one database that several routers share: an SQLite file, or PostgreSQL.
 
+Limits and budgets are counted there too, or in Redis for routers that share nothing else.
+
 A request is one row: admitted, decided, billed. `decided` and `billed` return when the row is on disk, and the gateway
 waits for them before the first and the last byte go to the client, so a process that is killed loses no row that a
 client knows of. A row is billed once. One thread writes; what waits is committed together.
@@ -22,6 +24,7 @@ from typing import Any
 from slipstream.route.config import Budget
 from slipstream.route.config import Ledger as Settings
 from slipstream.route.databases import Database, LedgerError, Source, opened, read
+from slipstream.route.limits import RedisLimits
 from slipstream.serve.errors import ApiError
 
 __all__ = ["Allowance", "Ledger", "LedgerError", "Source", "read_rows"]
@@ -75,6 +78,7 @@ class Ledger:
         self.source: Source = settings.path if settings.url is None else settings.url
         self._settings, self._clock = settings, clock
         self._db = opened(settings, TABLES)
+        self._limits = RedisLimits(settings.limits, LOST_S) if settings.limits else None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._tidy()
         self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
@@ -84,6 +88,8 @@ class Ledger:
         self._jobs.put(None)
         self._thread.join()
         self._db.close()
+        if self._limits:
+            self._limits.close()
 
     async def admit(self, row: Mapping[str, Any], allowance: Allowance) -> None:
         """Open a row with its `key`, `route` and `reserved`. Raises ApiError 429 over a limit, 402 over a budget."""
@@ -97,6 +103,13 @@ class Ledger:
         return bool(await self._do(lambda db: self._bill(db, id, row), durable=True))
 
     def _admit(self, db: Database, row: Mapping[str, Any], allowance: Allowance) -> None:
+        if self._limits is None:
+            self._allow(db, row, allowance)
+        else:
+            self._allow_together(self._limits, row, allowance)
+        _insert(db, row)
+
+    def _allow(self, db: Database, row: Mapping[str, Any], allowance: Allowance) -> None:
         now, key = row["started"], row.get("key")
         if allowance.requests_per_minute or allowance.tokens_per_minute:
             since = now - MINUTE_S
@@ -104,15 +117,23 @@ class Ledger:
             count, tokens, first = db.execute(f"{sums} WHERE key = ? AND started > ?", (key, since)).fetchone()
             over = allowance.requests_per_minute and count >= allowance.requests_per_minute
             if over or (allowance.tokens_per_minute and (tokens or 0) >= allowance.tokens_per_minute):
-                wait = max(1.0, (first or now) + MINUTE_S - now)
-                message = f"the rate limit of key {key!r} is reached; try again in {wait:.0f} s"
-                raise ApiError(429, message, code="rate_limit_exceeded", retry_s=wait)
+                raise _too_often(key, first or now, now)
         for scope, budget in allowance.budgets:
             spent, open_usd = spent_usd(db, scope, budget.period, now)
             if spent + open_usd + (row.get("reserved") or 0.0) > budget.usd:
-                message = f"the {budget.period}'s budget of {scope.replace(':', ' ', 1)} is spent (${budget.usd:g})"
-                raise ApiError(402, message, code="budget_exceeded")
-        _insert(db, row)
+                raise _too_much(scope, budget)
+
+    def _allow_together(self, limits: RedisLimits, row: Mapping[str, Any], allowance: Allowance) -> None:
+        now, key = row["started"], row["key"]
+        why, told = limits.admit(
+            row["id"], now, period_of("day", now), key, row["route"], row.get("reserved") or 0.0,
+            (allowance.requests_per_minute or 0, allowance.tokens_per_minute or 0),
+            [(scope, period_of(budget.period, now), budget.usd) for scope, budget in allowance.budgets],
+        )  # fmt: skip
+        if why == "limit":
+            raise _too_often(key, float(told), now)
+        if why == "budget":
+            raise _too_much(*allowance.budgets[int(float(told))])
 
     def _decided(self, db: Database, id: str, row: Mapping[str, Any]) -> None:
         if not _update(db, id, row, ""):  # it was admitted in a transaction that the disk did not take
@@ -123,6 +144,11 @@ class Ledger:
             return False
         started, key, route = db.execute("SELECT started, key, route FROM requests WHERE id = ?", (id,)).fetchone()
         usd = (row.get("cost") or 0.0) + (row.get("judge_cost") or 0.0)
+        if self._limits is not None:
+            try:
+                self._limits.bill(id, usd, (row.get("input") or 0) + (row.get("output") or 0))
+            except Exception as error:  # of many classes; what was reserved stays, and becomes the bill
+                log.error("%s", json.dumps({"event": "bill not counted in Redis", "request": id, "error": str(error)}))
         for scope in (f"key:{key}", f"route:{route}"):
             for period in ("day", "month", "total"):
                 db.execute(
@@ -225,6 +251,17 @@ class Ledger:
         if not job.durable:
             job.done(value, None)
         return value, False
+
+
+def _too_often(key: str | None, first: float, now: float) -> ApiError:
+    wait = max(1.0, first + MINUTE_S - now)
+    message = f"the rate limit of key {key!r} is reached; try again in {wait:.0f} s"
+    return ApiError(429, message, code="rate_limit_exceeded", retry_s=wait)
+
+
+def _too_much(scope: str, budget: Budget) -> ApiError:
+    message = f"the {budget.period}'s budget of {scope.replace(':', ' ', 1)} is spent (${budget.usd:g})"
+    return ApiError(402, message, code="budget_exceeded")
 
 
 def _encoded(row: Mapping[str, Any]) -> dict[str, Any]:
