@@ -20,15 +20,21 @@ PREDICTED = [
 MEASURED = [
     ("serve_llama_cpp", "serve-decode-natural", "smollm2", "SmolLM2-135M, 2 CPU cores", "real weights, over HTTP"),
     ("cuda_smollm2", "cuda-chat-wall", "smollm2", "SmolLM2-135M, one H200", "real weights, no drafts, wall clock"),
-    ("cuda_large", "cuda-1b", "llama-1b", "Llama-1B, one H200", "random weights, no drafts, device time"),
+    ("cuda_large", "cuda-1b", "llama-1b", "Llama-1B shapes, one H200", "random weights, no drafts, device time"),
     (
         "cuda_sparse",
         "moe-qwen3-30b",
         "qwen3-30b-a3b",
-        "Qwen3-30B-A3B, one H200",
+        "Qwen3-30B-A3B shapes, one H200",
         "random weights, no drafts, device time",
     ),
-    ("cuda_sparse", "moe-gptoss-1", "gpt-oss-120b", "gpt-oss-120b, one H200", "random weights, no drafts, device time"),
+    (
+        "cuda_sparse",
+        "moe-gptoss-1",
+        "gpt-oss-120b",
+        "gpt-oss-120b shapes, one H200",
+        "random weights, no drafts, device time",
+    ),
 ]
 RATES = {"tok/s": lambda value: value, "us": lambda value: 1e6 / value, "ms": lambda value: 1e3 / value}
 

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_server import ScriptedServer, plain
 
 from slipstream.bench.recorder import Recorder
 from slipstream.bench.trace import (
@@ -248,3 +249,30 @@ def test_the_commands_show_people_the_published_arithmetic() -> None:
     assert "8m00s" in CliRunner().invoke(agent, []).output
     assert "decode 95%" in CliRunner().invoke(rollout, []).output
     assert CliRunner().invoke(agent, ["--tier", "fast"]).exit_code == 2
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_real_openai_client_is_recorded_whichever_way_its_stream_is_read(tmp_path: Path, asynchronous: bool) -> None:
+    openai = pytest.importorskip("openai")
+    path, seen = tmp_path / "trace.jsonl", []
+    ask = {"model": "m", "messages": [{"role": "user", "content": "?"}], "stream": True}
+    ask |= {"stream_options": {"include_usage": True}}
+
+    def read(create: Any) -> None:
+        seen.extend(create(**ask))
+        with create(**ask) as stream:
+            assert stream.response.status_code == 200
+            seen.extend(stream)
+
+    async def read_async(create: Any) -> None:
+        seen.extend([chunk async for chunk in await create(**ask)])
+        async with await create(**ask) as stream:
+            seen.extend([chunk async for chunk in stream])
+
+    with ScriptedServer(plain(["a", "b"], 0, 0, 2)) as server:
+        kind = openai.AsyncOpenAI if asynchronous else openai.OpenAI
+        client = kind(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        with Recorder(client.chat.completions.create, path) as create:
+            asyncio.run(read_async(create)) if asynchronous else read(create)
+    assert [(turn.prompt_tokens, turn.output_tokens) for turn in read_trace(path)] == [(10, 2), (10, 2)]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in seen if chunk.choices) == "abab"

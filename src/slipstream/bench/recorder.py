@@ -38,7 +38,7 @@ class Recorder:
         if inspect.isawaitable(answer):  # an asynchronous client
             return self._awaited(answer, stream)
         if stream:
-            return self._stream(answer)
+            return _Stream(answer, self._note)
         self._note(answer.usage)
         return answer
 
@@ -52,26 +52,12 @@ class Recorder:
         """Write the last turn; no tool follows it."""
         self._write(0.0)
 
-    def _stream(self, chunks: Any) -> Iterator[Any]:
-        usage = None
-        for chunk in chunks:
-            usage = getattr(chunk, "usage", None) or usage
-            yield chunk
-        self._note(usage)
-
     async def _awaited(self, answer: Awaitable[Any], stream: bool) -> Any:
         done = await answer
         if stream:
-            return self._stream_async(done)
+            return _Stream(done, self._note)
         self._note(done.usage)
         return done
-
-    async def _stream_async(self, chunks: Any) -> AsyncIterator[Any]:
-        usage = None
-        async for chunk in chunks:
-            usage = getattr(chunk, "usage", None) or usage
-            yield chunk
-        self._note(usage)
 
     def _note(self, usage: Any) -> None:
         if usage is None:
@@ -87,3 +73,40 @@ class Recorder:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(self._turn) | {"tool_s": round(tool_s, 6)}) + "\n")
         self._turn = None
+
+
+class _Stream:
+    """A client's stream, iterated or in a `with` statement, of either kind; `note` gets its usage when it has ended."""
+
+    def __init__(self, stream: Any, note: Callable[[Any], None]) -> None:
+        self._stream, self._note = stream, note
+        self._usage: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        for chunk in self._stream:
+            yield self._seen(chunk)
+        self._note(self._usage)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for chunk in self._stream:
+            yield self._seen(chunk)
+        self._note(self._usage)
+
+    def _seen(self, chunk: Any) -> Any:
+        self._usage = getattr(chunk, "usage", None) or self._usage
+        return chunk
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.close()
+
+    async def __aenter__(self) -> _Stream:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stream.close()

@@ -136,7 +136,17 @@ def _limit(seconds: int) -> list[str]:
 
 
 def _leave_namespaces(libc: ctypes.CDLL) -> bool:
-    """Whether an ordinary user may here leave the machine's network and processes behind."""
+    """Whether an ordinary user may here leave the machine's network and processes behind; then it has.
+
+    A child tries first: some systems let a process in and then give it nothing there, and there is no way back.
+    """
+    probe = os.fork()
+    if not probe:
+        os._exit(not _enter_namespaces(libc))
+    return os.waitpid(probe, 0)[1] == 0 and _enter_namespaces(libc)
+
+
+def _enter_namespaces(libc: ctypes.CDLL) -> bool:
     user, group = os.getuid(), os.getgid()
     if libc.unshare(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC):
         return False
@@ -144,8 +154,8 @@ def _leave_namespaces(libc: ctypes.CDLL) -> bool:
     for name, text in (("setgroups", "deny"), ("uid_map", f"65534 {user} 1"), ("gid_map", f"65534 {group} 1")):
         try:
             Path(f"/proc/self/{name}").write_text(text)
-        except OSError as error:  # half inside: nothing could be run
-            sys.exit(f"the sandbox cannot write /proc/self/{name}: {error.strerror}")
+        except OSError:
+            return False
     return True
 
 
@@ -161,7 +171,7 @@ def _lock(libc: ctypes.CDLL, root: str) -> list[str]:
     if rules < 0:
         return []
     reading = EXECUTE | READ_FILE | READ_DIR
-    system = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom")
+    system = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/nix", "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom")
     allowed = {path: reading for path in (*system, os.path.realpath(sys.base_prefix), PYTHON)}
     allowed |= {"/dev/null": READ_FILE | WRITE_FILE | TRUNCATE, root: everything}
     for path, rights in allowed.items():
