@@ -1,5 +1,7 @@
 """Clients that leave, servers that stop, and readers that are slow."""
 
+import ctypes
+import gc
 import json
 import socket
 import threading
@@ -10,6 +12,7 @@ import openai
 import pytest
 from serving import serving
 
+from slipstream.backends.cpu.backend import CpuCache
 from slipstream.serve.config import Sessions
 
 QUESTION = [{"role": "user", "content": "Tell me a story."}]
@@ -88,6 +91,29 @@ def test_a_reader_of_one_byte_a_second_neither_slows_others_nor_piles_up(slow_ll
         slow.close()
         assert shared < 3 * alone + 1, "they took turns"
         assert after < 2 * alone + 0.5
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens", "/v1/chat/completions"])
+def test_counting_a_long_text_holds_up_no_stream(tiny_llm, monkeypatch, path):
+    encode, counting, go_on = tiny_llm.tokenizer.encode, threading.Event(), threading.Event()
+
+    def slow(text, **options):
+        if "long" in text:
+            counting.set()
+            assert go_on.wait(30), "the stream was not read meanwhile"
+        return encode(text, **options)
+
+    body = {"messages": [{"role": "user", "content": "long"}], "model": "default"}
+    if path.endswith("completions"):
+        body |= {"max_tokens": 2}
+    with serving(tiny_llm) as running:
+        monkeypatch.setattr(tiny_llm.tokenizer, "encode", slow)
+        other = threading.Thread(target=lambda: httpx.post(running.url + path, json=body, timeout=60))
+        other.start()
+        assert counting.wait(10)
+        assert list(ask(running, max_tokens=20, stream=True))
+        go_on.set()
+        other.join()
 
 
 def timed(work) -> float:
@@ -213,6 +239,7 @@ def test_load_leaves_nothing_behind_and_changes_no_answer(model_fixture, request
             "seed": i % 20, "temperature": 1.0, "ignore_eos": True,
         } | more  # fmt: skip
 
+    elsewhere = open_caches()
     # kept conversations are no leak: with few of them, all are there before and after
     with serving(request.getfixturevalue(model_fixture), sessions=Sessions(count=8)) as running:
         model = running.model
@@ -223,12 +250,11 @@ def test_load_leaves_nothing_behind_and_changes_no_answer(model_fixture, request
                 if key not in alone:
                     reply = client.post("/v1/chat/completions", json=body(i)).json()
                     alone[key] = reply["choices"][0]["message"]["content"]
-        memory = resident_bytes()
 
-        def work(worker):
+        def work(numbers):
             try:
                 with httpx.Client(base_url=running.url, timeout=60) as client:
-                    for i in range(worker, 500, 16):
+                    for i in numbers:
                         if i % 3 == 0:
                             with client.stream(
                                 "POST", "/v1/chat/completions", json=body(i, stream=True, max_tokens=400)
@@ -245,11 +271,17 @@ def test_load_leaves_nothing_behind_and_changes_no_answer(model_fixture, request
             except Exception as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        def load(first, end):
+            threads = [threading.Thread(target=work, args=(range(first + n, end, 16),)) for n in range(16)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        load(0, 160)  # so that all sessions are there
+        assert running.at_rest()
+        memory = resident_bytes()
+        load(160, 500)
         assert not errors
         assert running.at_rest()
         assert set(wrong) == {400}
@@ -259,10 +291,20 @@ def test_load_leaves_nothing_behind_and_changes_no_answer(model_fixture, request
         pool = running.service.pool
         assert pool.busy == 0
         assert pool.idle <= pool._settings.count
+        assert open_caches() - elsewhere == pool.idle
         assert resident_bytes() <= memory * 1.05 + (8 << 20)
 
 
+def open_caches() -> int:
+    """KV caches of this process that hold native memory."""
+    return sum(isinstance(one, CpuCache) and bool(one.handle) for one in gc.get_objects())
+
+
 def resident_bytes() -> int:
+    """Without what the allocator keeps for later."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Generator
@@ -40,7 +41,7 @@ async def messages(body: MessagesRequest, request: Request, service: Served, cli
 async def count_tokens(body: CountRequest, service: Served, client: AskingClient) -> dict[str, int]:
     """How many tokens the prompt of such a request has."""
     check_model(service, body.model)
-    tokens, _ = service.tokens(body.ask(service))
+    tokens, _ = await asyncio.to_thread(service.tokens, body.ask(service))
     return {"input_tokens": len(tokens)}
 
 

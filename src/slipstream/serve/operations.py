@@ -1,4 +1,7 @@
-"""What operators and tools ask: health, metrics, models, tokens, tiers, and what runs right now."""
+"""What operators and tools ask: health, metrics, models, tokens, tiers, and what runs right now.
+
+Endpoints that work on whole texts are plain functions, which run in a thread: streams go on meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,7 @@ def _model(service: Service) -> dict[str, Any]:
 
 
 @router.post("/tokenize")
-async def tokenize(body: Tokenize, service: Served) -> dict[str, Any]:
+def tokenize(body: Tokenize, service: Served) -> dict[str, Any]:
     """Text, or a conversation through the chat template, as token ids."""
     if (body.prompt is None) == (body.messages is None):
         raise invalid("give either prompt or messages", "prompt")
@@ -104,7 +107,7 @@ async def tokenize(body: Tokenize, service: Served) -> dict[str, Any]:
 
 
 @router.post("/detokenize")
-async def detokenize(body: Detokenize, service: Served) -> dict[str, str]:
+def detokenize(body: Detokenize, service: Served) -> dict[str, str]:
     """Token ids as text."""
     return {"prompt": service.llm.tokenizer.decode(body.tokens)}
 
