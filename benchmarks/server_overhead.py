@@ -33,7 +33,7 @@ from slipstream.serve.config import Config
 from slipstream.serve.run import SWITCH_S, make_server
 
 PROMPT = [{"role": "user", "content": "Write a long story about a lighthouse keeper and the sea."}]
-TOKENS = 192
+TOKENS = 128
 FAST_TOKENS, FAST_ROUND_TOKENS, FAST_ROUND_S = 4096, 8, 0.002
 
 Timed = tuple[float, float]
@@ -212,6 +212,6 @@ def main(options: SimpleNamespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--client", type=int, metavar="PORT", help=argparse.SUPPRESS)
     main(SimpleNamespace(**vars(parser.parse_args())))

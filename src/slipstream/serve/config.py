@@ -119,7 +119,7 @@ class Config(_Settings):
     prompts_in_logs: bool = False
     prefill_slice: Positive = 512
     quantum: Positive = 1
-    delivery_s: Share = 0.016
+    delivery_s: Share = 0.02
     temperature: Share = 1.0
     drafter: str = "auto"
     prices: Prices = Prices()

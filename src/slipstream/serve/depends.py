@@ -1,4 +1,4 @@
-"""What every endpoint needs: the service, and the client who asks."""
+"""What every endpoint needs: the service, and the client who asks; coroutines, as FastAPI runs functions in threads."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from slipstream.serve.auth import Client
 from slipstream.serve.errors import ApiError
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
 
-def _client(request: Request) -> Client:
+async def _client(request: Request) -> Client:
     client: Client = request.state.client  # set where the key was checked, before the body was read
     return client
 
