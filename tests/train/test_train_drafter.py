@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +28,7 @@ from slipstream.train.drafter import Drafter  # noqa: E402
 from slipstream.train.export import write_config, write_weights  # noqa: E402
 from slipstream.train.judge import by_place, right  # noqa: E402
 from slipstream.train.loop import Recipe, train_drafter  # noqa: E402
+from slipstream.train.ranks import Ranks  # noqa: E402
 
 RECIPE = Recipe(steps=30, batch=40, lr=3e-3, warmup=2, calibrated=64, save_every=10, layers=1, draft_vocab=64,
                 markov_rank=32, candidates=4, window=16)  # fmt: skip
@@ -185,6 +188,48 @@ def test_a_run_on_prompts_of_its_own_is_judged_by_answers_it_did_not_learn_from(
     assert all(0 <= share <= 1 for share in trained.held)
     told = json.loads((tmp_path / "out" / "config.json").read_text())["acceptance"]
     assert told == {"held out": 1 + sum(trained.held)}
+
+
+def test_two_processes_train_the_drafter_of_one_that_sees_both_batches(path, checkpoint, tmp_path):
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps({"prompt": f"Say {i}"}) + "\n" for i in range(6)))
+    sizes = [
+        "--steps",
+        "2",
+        "--batch",
+        "8",
+        "--max-tokens",
+        "12",
+        "--layers",
+        "1",
+        "--draft-vocab",
+        "64",
+        "--device",
+        "cpu",
+    ]
+    files = ["--data", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / "out")]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    subprocess.run([*torchrun, "slipstream", "train-drafter", str(path), *files, *sizes], check=True, timeout=240)
+    assert len(list((tmp_path / "out").glob("responses*.jsonl"))) == 2
+    state = torch.load(tmp_path / "out" / "training.pt", weights_only=True)["drafter"]
+
+    class Both(loop.Run):
+        """One process whose batch is the next two."""
+
+        def batches(self):
+            return zip(*[iter(super().batches())] * 2, strict=False)
+
+        def loss(self, texts, number):
+            return (super().loss(texts[0], 2 * number) + super().loss(texts[1], 2 * number + 1)) / 2
+
+    recipe = replace(Recipe(steps=2, batch=8, layers=1, draft_vocab=64))
+    learnt, _ = loop.gather(checkpoint, weights_of(checkpoint), read_prompts(tmp_path / "p.jsonl"), tmp_path / "out",
+                            recipe, 0, 12, "auto", Ranks(), loop.silent)  # fmt: skip
+    config = loop.plan_config(checkpoint, recipe)
+    module = Drafter(config, torch.Generator().manual_seed(0))
+    tokens = draft_vocabulary(learnt, config.draft_vocab, config.vocab)
+    Both(checkpoint, weights_of(checkpoint), module, learnt, tokens, recipe, tmp_path / "x.pt").steps(loop.silent)
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(value, state[name], rtol=1e-4, atol=1e-5)
 
 
 def test_guesses_count_while_all_before_them_are_right():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -45,6 +46,7 @@ def command(
     Examples:
       slipstream train-drafter smollm2 --data prompts.jsonl --out ./my-drafter
       slipstream train-drafter smollm2 --own-prompts 60000 --max-tokens 320 --out ./my-drafter
+      torchrun --nproc-per-node 4 -m slipstream train-drafter smollm2 --data prompts.jsonl --out ./my-drafter
       slipstream eval-drafter smollm2 --drafter ./my-drafter
     """
     from slipstream.train.loop import Recipe, train_drafter
@@ -56,6 +58,8 @@ def command(
     recipe = Recipe(steps=steps, batch=batch, layers=layers, draft_vocab=draft_vocab, lr=lr, seed=seed)
     done = train_drafter(model, data, out, recipe, own=own_prompts, max_tokens=max_tokens, device=device,
                          backend=backend, progress=progress)  # fmt: skip
+    if int(os.environ.get("RANK", "0")):
+        return  # the first of several processes tells
     if as_json:
         told = {"out": str(out), "steps": len(done.losses), "held": done.held, "losses": done.losses}
         click.echo(json.dumps(told))

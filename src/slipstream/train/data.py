@@ -21,6 +21,7 @@ from slipstream.engine.request import SamplingParams
 from slipstream.engine.session import user_message
 from slipstream.errors import RequestError
 from slipstream.models.checkpoint import Checkpoint
+from slipstream.train.ranks import ALONE, Ranks
 from slipstream.train.respond import Wish
 
 TEMPERATURES = (0.0, 0.8)
@@ -71,11 +72,11 @@ def read_prompts(path: Path) -> list[list[dict[str, Any]]]:
 
 
 def wishes(checkpoint: Checkpoint, prompts: Sequence[list[dict[str, Any]]], max_tokens: int,
-           skip: Container[int] = ()) -> Iterator[Wish]:  # fmt: skip
-    """For every prompt that is not skipped an answer of at most `max_tokens`; even ones are greedy."""
+           skip: Container[int] = (), ranks: Ranks = ALONE) -> Iterator[Wish]:  # fmt: skip
+    """For every prompt of this rank that is not skipped an answer of at most `max_tokens`; even ones are greedy."""
     t = checkpoint.tokenizer
     for i, messages in enumerate(prompts):
-        if i not in skip:
+        if i // 2 % ranks.world == ranks.rank and i not in skip:
             tokens = t.encode(t.render_chat(messages, add_generation_prompt=True))
             yield Wish(i, tokens, len(tokens) + max_tokens, TEMPERATURES[i % 2])
 
@@ -103,20 +104,24 @@ def own_prompts(checkpoint: Checkpoint, writer: Writer, count: int, seed: int,
     return [[{"role": "user", "content": turn}] for turn in kept]
 
 
-def answer(checkpoint: Checkpoint, writer: Writer, prompts: Sequence[list[dict[str, Any]]], file: Path,
-           max_tokens: int, progress: Progress) -> list[Text]:  # fmt: skip
-    """The target's answers, of at most `max_tokens` each, in the order of the prompts; kept in `file` as they come.
+def answer(checkpoint: Checkpoint, writer: Writer, prompts: Sequence[list[dict[str, Any]]], folder: Path,
+           max_tokens: int, ranks: Ranks, progress: Progress) -> list[Text]:  # fmt: skip
+    """The target's answers, of at most `max_tokens` each, in the order of the prompts; kept in `folder` as they come.
 
     Raises RequestError where answers in it are to other prompts.
     """
-    texts = _kept(file)
+    file = folder / (f"responses.{ranks.rank}.jsonl" if ranks.rank else "responses.jsonl")
+    _end_with_a_line(file)
+    ranks.wait()
+    texts = _kept(folder)
+    ranks.wait()
     for wish in wishes(checkpoint, prompts[:FIRST], max_tokens):
         if wish.index in texts and texts[wish.index].tokens[: len(wish.tokens)].tolist() != wish.tokens:
-            raise RequestError(f"{file} holds answers to other prompts; choose another --out")
+            raise RequestError(f"{folder} holds answers to other prompts; choose another --out")
     asked: dict[int, int] = {}  # tokens of a prompt
 
     def noted() -> Iterator[Wish]:
-        for wish in wishes(checkpoint, prompts, max_tokens, texts):
+        for wish in wishes(checkpoint, prompts, max_tokens, texts, ranks):
             asked[wish.index] = len(wish.tokens)
             yield wish
 
@@ -128,6 +133,9 @@ def answer(checkpoint: Checkpoint, writer: Writer, prompts: Sequence[list[dict[s
             if len(texts) % 64 == 0 or len(texts) == len(prompts):
                 out.flush()
                 progress("answers", len(texts), len(prompts))
+    if ranks.world > 1:
+        ranks.wait()
+        texts = _kept(folder)
     return [texts[i] for i in range(len(prompts))]
 
 
@@ -145,13 +153,17 @@ def engine_writer(checkpoint: Checkpoint, backend: str) -> Writer:
     return write
 
 
-def _kept(file: Path) -> dict[int, Text]:
-    """Whole lines of an earlier run by their prompt's index; half a line at the end is removed."""
-    if not file.is_file():
-        return {}
-    whole = file.read_text(encoding="utf-8").rpartition("\n")[0]
-    file.write_text(whole + "\n" if whole else "", encoding="utf-8")
-    rows = map(json.loads, whole.splitlines())
+def _end_with_a_line(file: Path) -> None:
+    """Half a line that a run left at the end of `file` is removed."""
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    if not text.endswith("\n"):
+        file.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
+
+
+def _kept(folder: Path) -> dict[int, Text]:
+    """Answers of all ranks so far, by their prompt's index."""
+    lines = [line for file in folder.glob("responses*.jsonl") for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = map(json.loads, lines)
     return {row["index"]: Text(np.array(row["tokens"], np.int32), row["prompt"]) for row in rows}
 
 

@@ -36,6 +36,7 @@ from slipstream.train.drafter import Drafter
 from slipstream.train.export import write_card, write_config, write_weights
 from slipstream.train.judge import by_place, right
 from slipstream.train.loss import calibration, mean_distillation, places
+from slipstream.train.ranks import ALONE, Ranks
 from slipstream.train.respond import Texts
 
 HELD_OUT = 64
@@ -71,17 +72,21 @@ class Recipe:
     window: int | None = 512
 
 
+def silent(stage: str, done: int, total: int) -> None:
+    """Progress that nobody sees."""
+
+
 def train_drafter(model: str, data: Path | None, out: Path, recipe: Recipe = Recipe(), *, own: int = 0,
                   max_tokens: int = 512, device: str | None = None, backend: str = "auto",
-                  progress: Progress = lambda stage, done, total: None) -> Trained:  # fmt: skip
+                  progress: Progress = silent) -> Trained:  # fmt: skip
     """Train a drafter for the dense model `model` on its answers to the prompts of `data`; write it to `out`.
 
     own: users' turns that the target makes up itself, as prompts beside those of `data`.
     Raises RequestError for prompts that cannot be read, BackendError for a model that is not dense or a GPU that is not
     there, CheckpointError for one that cannot be loaded.
     """
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if where.type == "cuda" and not torch.cuda.is_available():
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
         raise BackendError("no GPU that PyTorch could use is here; use --device cpu")
     if data is None and own < 1:
         raise RequestError("no prompts; give --data, or --own-prompts for some that the model makes up")
@@ -89,14 +94,20 @@ def train_drafter(model: str, data: Path | None, out: Path, recipe: Recipe = Rec
     checkpoint = load_checkpoint(model)
     check(checkpoint.spec)
     out.mkdir(parents=True, exist_ok=True)
+    ranks = Ranks.join(device)
+    where = torch.device(device, ranks.local) if device == "cuda" else torch.device(device)
+    if ranks.rank:
+        progress = silent
     config = plan_config(checkpoint, recipe)
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     weights = load(checkpoint.spec, checkpoint.tensors, where, dtype)
-    learnt, judged = gather(checkpoint, weights, prompts, out, recipe, own, max_tokens, backend, progress)
+    learnt, judged = gather(checkpoint, weights, prompts, out, recipe, own, max_tokens, backend, ranks, progress)
     tokens = draft_vocabulary(learnt, config.draft_vocab, config.vocab)
     drafter = Drafter(config, torch.Generator().manual_seed(recipe.seed)).to(where)
-    run = Run(checkpoint, weights, drafter, learnt, tokens, recipe, out / "training.pt")
+    run = Run(checkpoint, weights, drafter, learnt, tokens, recipe, out / "training.pt", ranks)
     losses = run.steps(progress)
+    if ranks.rank:
+        return Trained(losses, ())
     held = tuple(run.held(judged)) if judged else ()
     write_weights(out, drafter, tokens)
     write_config(out, config, {"held out": 1 + sum(held)} if held else {})
@@ -119,16 +130,18 @@ class Trained:
 
 
 def gather(checkpoint: Checkpoint, weights: Weights, prompts: list[list[dict[str, Any]]], out: Path, recipe: Recipe,
-           own: int, max_tokens: int, backend: str, progress: Progress) -> tuple[list[Text], list[Text]]:  # fmt: skip
+           own: int, max_tokens: int, backend: str, ranks: Ranks,
+           progress: Progress) -> tuple[list[Text], list[Text]]:  # fmt: skip
     """Texts to learn from and texts to judge by."""
     writer = writer_of(checkpoint, weights, recipe.length, backend)
     if own:
         file = out / "own_prompts.jsonl"
-        if not file.is_file():
+        if not (file.is_file() or ranks.rank):
             made = own_prompts(checkpoint, writer, own, recipe.seed, progress)
             file.write_text("".join(json.dumps({"messages": m}) + "\n" for m in made), encoding="utf-8")
+        ranks.wait()
         prompts = prompts + (read_prompts(file) if file.stat().st_size else [])
-    texts = answer(checkpoint, writer, prompts, out / "responses.jsonl", max_tokens, progress)
+    texts = answer(checkpoint, writer, prompts, out, max_tokens, ranks, progress)
     texts = [Text(t.tokens[: recipe.length], t.prompt) for t in texts]
     whole = [len(t.tokens) > t.prompt + 1 for t in texts]
     judged = [i for i in range(0, len(texts), HELD_OUT) if whole[i]] if len(texts) >= HELD_OUT else []
@@ -159,7 +172,8 @@ class Run:
     """Steps of training, with their state on disk at `file`."""
 
     def __init__(self, checkpoint: Checkpoint, weights: Weights, drafter: Drafter, texts: Sequence[Text],
-                 tokens: np.ndarray, recipe: Recipe, file: Path) -> None:  # fmt: skip
+                 tokens: np.ndarray, recipe: Recipe, file: Path, ranks: Ranks = ALONE) -> None:  # fmt: skip
+        self.ranks = ranks
         self.spec, self.weights, self.drafter, self.recipe, self.file = checkpoint.spec, weights, drafter, recipe, file
         self.texts, self.device = list(texts), weights.embed.device
         self.vocab = torch.from_numpy(tokens).long().to(self.device)
@@ -175,19 +189,22 @@ class Run:
     def steps(self, progress: Progress) -> list[float]:
         """All steps that are left; a step's texts and draws depend on the seed and its number alone."""
         first, total, losses = self._resume(), self.recipe.steps, list[Tensor]()
-        for step, texts in enumerate(islice(self.batches(), first, total), first):
+        rank, world = self.ranks.rank, self.ranks.world
+        mine = islice(self.batches(), first * world + rank, total * world, world)
+        for step, texts in enumerate(mine, first):
             share = min(1.0, (step + 1) / max(1, self.recipe.warmup)) * (1 - step / total)
             for optimizer in self.optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = self.recipe.lr * share
                 optimizer.zero_grad(set_to_none=True)
-            loss = self.loss(texts, step)
+            loss = self.loss(texts, step * world + rank)
             loss.backward()  # type: ignore[no-untyped-call]
+            self.ranks.average(self.drafter.parameters())
             torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0)
             for optimizer in self.optimizers:
                 optimizer.step()
             losses.append(loss.detach())
-            if (step + 1) % self.recipe.save_every == 0 or step + 1 == total:
+            if not rank and ((step + 1) % self.recipe.save_every == 0 or step + 1 == total):
                 self._save(step + 1)
             if (step + 1) % SHOWN == 0 or step + 1 == total:  # asks the device, which would else work ahead
                 progress(f"steps, loss {float(torch.stack(losses[-SHOWN:]).mean()):.3f}", step + 1, total)
@@ -252,10 +269,11 @@ class Run:
         y = self.drafter.blocks(self.drafter.context(taps), at, before[:, :, 0])
         return y, before, final[batch, place]
 
-    def loss(self, texts: Sequence[Text], step: int) -> Tensor:
+    def loss(self, texts: Sequence[Text], number: int) -> Tensor:
+        """Of the run's batch of this number."""
         c, r = self.drafter.config, self.recipe
         tokens, at, whole = self.batch(texts)
-        generator = torch.Generator(self.device).manual_seed(r.seed << 32 | step)
+        generator = torch.Generator(self.device).manual_seed(r.seed << 32 | number)
         with self._mixed():
             y, before, wanted = self.blocks(tokens, at)
             bent, _ = self.drafter.markov(y, before)
